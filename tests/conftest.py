@@ -1,0 +1,102 @@
+"""One server per run, one migrated template on it, one database per test.
+
+``GENDURABLE_TEST_POSTGRES_BIN`` chooses the server's programs; unset means the embedded wheel's.
+"""
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from gendurable.embedded import EmbeddedPostgres
+
+_TEMPLATE = "gendurable_template"
+_SERVER = pytest.StashKey[EmbeddedPostgres]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server before the header is printed, so that the header tells which one this run is about."""
+    if config.option.collectonly or config.option.help or config.option.version:
+        return
+    bin_dir = os.environ.get("GENDURABLE_TEST_POSTGRES_BIN")
+    server = EmbeddedPostgres(bin_dir=Path(bin_dir) if bin_dir else None, fast_and_unsafe=True)
+    config.stash[_SERVER] = server.start()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the server, whatever happened in between."""
+    if server := config.stash.get(_SERVER, None):
+        server.stop()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the server; the CI script reads this line to prove which version a run was on."""
+    server = config.stash.get(_SERVER, None)
+    return f"PostgreSQL server: {server.server_version if server else 'none'}"
+
+
+@pytest.fixture(scope="session")
+def postgres(pytestconfig: pytest.Config) -> EmbeddedPostgres:
+    """The server of this run; its data is lost at the end and at any crash."""
+    return pytestconfig.stash[_SERVER]
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres: EmbeddedPostgres) -> str:
+    """The name of a database with the current schema, made once and only ever copied."""
+
+    async def prepare() -> None:
+        from gendurable.store.migrations import migrate_up  # noqa: PLC0415 (tests of the server run without the store)
+
+        await _administer(postgres, f"create database {_TEMPLATE}")
+        await migrate_up(postgres.dsn(_TEMPLATE))
+
+    asyncio.run(prepare())
+    return _TEMPLATE
+
+
+@pytest.fixture
+async def dsn(postgres: EmbeddedPostgres, template_database: str) -> AsyncIterator[str]:
+    """The address of a migrated database that belongs to one test and is dropped after it."""
+    async with _database(postgres, template=template_database) as name:
+        yield postgres.dsn(name)
+
+
+@pytest.fixture
+async def empty_dsn(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """The address of a database without a schema, for the tests of the migrations themselves."""
+    async with _database(postgres, template="template1") as name:
+        yield postgres.dsn(name)
+
+
+@pytest.fixture
+async def connection(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """One plain connection to the test's database."""
+    opened = await asyncpg.connect(dsn)
+    try:
+        yield opened
+    finally:
+        await opened.close(timeout=5)
+
+
+@contextlib.asynccontextmanager
+async def _database(postgres: EmbeddedPostgres, *, template: str) -> AsyncIterator[str]:
+    name = f"test_{uuid.uuid4().hex}"
+    await _administer(postgres, f"create database {name} template {template} strategy file_copy")
+    try:
+        yield name
+    finally:
+        await _administer(postgres, f"drop database {name} with (force)")
+
+
+async def _administer(postgres: EmbeddedPostgres, statement: str) -> None:
+    administrator = await asyncpg.connect(postgres.dsn("postgres"))
+    try:
+        await administrator.execute(statement)
+    finally:
+        await administrator.close(timeout=5)
