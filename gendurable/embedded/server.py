@@ -27,7 +27,7 @@ from gendurable.embedded.postmaster import (
     SUPERUSER,
     DatabaseMissingError,
     answered_version,
-    disarm_reused_pid,
+    disarm_stale_pids,
     postmaster_pid,
     shut_down,
 )
@@ -39,6 +39,9 @@ _TEMPORARY_PREFIX = "gendurable-pg-"
 _TEMPORARY_MIN_AGE_S = 60.0  # a younger one may be between its creation and its lock
 _LOG_BYTES_MAX = 16 * 1024 * 1024
 _POLL_S = 0.02
+_ORPHANS_TIMEOUT_S = 10.0
+_ORPHANS_POLL_S = 0.2
+_ORPHANS_MESSAGE = "pre-existing shared memory block"
 _SETTINGS = {
     "max_connections": "200",
     "max_parallel_workers_per_gather": "0",  # parallel queries alone need /dev/shm, which containers keep small
@@ -79,7 +82,8 @@ class EmbeddedPostgres:
                 the newest in ``/usr/lib/postgresql``, else the PATH.
             settings: Server settings added to ours. They take effect when this object starts the server, not when it
                 adopts a running one.
-            fast_and_unsafe: Trade durability for speed. Only for tests: a crash of the machine loses the data.
+            fast_and_unsafe: Trade durability for speed. Only for tests: a crash of the server loses the last commits, one
+                of the machine all data.
             start_timeout: Seconds the server may take until it accepts connections.
             stop_timeout: Seconds a fast shutdown may take before an immediate one is asked for.
         """
@@ -258,12 +262,19 @@ class EmbeddedPostgres:
 
     def _launch(self, programs: Path, account: struct_passwd | None) -> None:
         data, log = self._directory / "data", self._directory / "server.log"
-        disarm_reused_pid(data)
+        disarm_stale_pids(data, self._socket_dir)
         arguments = ["-D", data, "-w", "-t", str(max(1, int(self._start_timeout_s))), "-l", log, "start"]
-        try:
-            run([programs / "pg_ctl", *arguments], account)
-        except EmbeddedPostgresError as error:
-            raise EmbeddedPostgresError(f"the server did not start; {self._log_tail()}") from error
+        deadline_s = time.monotonic() + min(_ORPHANS_TIMEOUT_S, self._start_timeout_s)
+        while True:
+            try:
+                run([programs / "pg_ctl", *arguments], account)
+            except EmbeddedPostgresError as error:
+                # Backends of a postmaster that was killed alone take a moment to notice that it is gone.
+                if _ORPHANS_MESSAGE not in (tail := self._log_tail()) or time.monotonic() > deadline_s:
+                    raise EmbeddedPostgresError(f"the server did not start; {tail}") from error
+                time.sleep(_ORPHANS_POLL_S)
+            else:
+                return
 
     def _awaited_version(self) -> str:
         """Wait until the server lets a session in; after a crash it answers while it still recovers."""

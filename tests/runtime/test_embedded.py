@@ -28,7 +28,7 @@ _USER_PROGRAM = """
 import sys
 from pathlib import Path
 from gendurable.embedded import EmbeddedPostgres
-server = EmbeddedPostgres(None if sys.argv[1] == "-" else Path(sys.argv[1]), fast_and_unsafe=True).start()
+server = EmbeddedPostgres(None if sys.argv[1] == "-" else Path(sys.argv[1])).start()
 print(server.pid, server.directory, flush=True)
 sys.stdin.read()
 server.stop()
@@ -228,6 +228,7 @@ async def test_a_stale_pid_file_whose_pid_was_reused_fools_nobody(place):
         try:
             pid_file.write_text("".join([f"{bystander.pid}\n", *lines[1:]]))
             os.chown(pid_file, owner.st_uid, owner.st_gid)
+            (place / "pg" / "socket" / ".s.PGSQL.5432.lock").write_text(pid_file.read_text())
 
             with EmbeddedPostgres(place / "pg", fast_and_unsafe=True) as server:
                 assert await answer(server, "select 1") == 1
@@ -235,6 +236,23 @@ async def test_a_stale_pid_file_whose_pid_was_reused_fools_nobody(place):
             assert bystander.poll() is None
         finally:
             bystander.kill()
+
+
+async def test_backends_that_outlive_a_killed_postmaster_are_waited_for(place):
+    """Two servers writing one data folder would be the end of it; a busy backend notices late that it is an orphan."""
+    with EmbeddedPostgres(place / "pg", fast_and_unsafe=True) as server:
+        connection = await asyncpg.connect(server.dsn())
+        backend = psutil.Process(await connection.fetchval("select pg_backend_pid()"))
+        backend.suspend()
+        postmaster_pid = server.pid
+        os.kill(postmaster_pid, signal.SIGKILL)
+        wait_for_end(postmaster_pid)
+        asyncio.get_running_loop().call_later(1.0, backend.resume)
+        connection.terminate()
+
+        async with EmbeddedPostgres(place / "pg", fast_and_unsafe=True) as successor:
+            assert not is_running(backend.pid)
+            assert await answer(successor, "select 1") == 1
 
 
 def test_a_garbled_pid_file_is_not_a_running_server(place):
