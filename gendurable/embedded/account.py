@@ -67,9 +67,16 @@ def require_reachable(directory: Path, account: struct_passwd | None) -> None:
 
 def _can_enter(folder: Path, account: struct_passwd) -> bool:
     """Ask the kernel, because access lists and capabilities do not show in the mode."""
-    command = ("/bin/sh", "-c", 'cd -- "$1"', "sh", str(folder))
-    ids = {"user": account.pw_uid, "group": account.pw_gid}
-    return subprocess.run(command, check=False, capture_output=True, extra_groups=[], cwd="/", **ids).returncode == 0  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        ("/bin/sh", "-c", 'cd -- "$1"', "sh", str(folder)),
+        check=False,
+        capture_output=True,
+        cwd="/",
+        user=account.pw_uid,
+        group=account.pw_gid,
+        extra_groups=[],
+    )
+    return done.returncode == 0
 
 
 def _found(name: str) -> struct_passwd | None:

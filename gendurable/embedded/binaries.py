@@ -70,7 +70,6 @@ def run(command: Sequence[str | Path], account: struct_passwd | None) -> str:
         PermissionError: The account may not reach the program.
         EmbeddedPostgresError: It failed; the message has the end of what it printed.
     """
-    ids = {} if account is None else {"user": account.pw_uid, "group": account.pw_gid}
     arguments = [str(word) for word in command]
     try:
         done = subprocess.run(  # noqa: S603
@@ -85,8 +84,9 @@ def run(command: Sequence[str | Path], account: struct_passwd | None) -> str:
             cwd="/",
             env=_ENVIRONMENT,
             umask=0o077,
-            extra_groups=None if account is None else [],
-            **ids,
+            user=account.pw_uid if account else None,
+            group=account.pw_gid if account else None,
+            extra_groups=[] if account else None,
         )
     except subprocess.TimeoutExpired as error:
         raise EmbeddedPostgresError(f"{arguments[0]} did not end within {_COMMAND_TIMEOUT_S} s") from error

@@ -82,10 +82,10 @@ def shut_down(data: Path, *, timeout_s: float) -> None:
     Raises:
         EmbeddedPostgresError: It did not end even so.
     """
+    pid = postmaster_pid(data)
+    if pid is None:
+        return
     for signal_number, wait_s in ((signal.SIGINT, timeout_s), (signal.SIGQUIT, _IMMEDIATE_TIMEOUT_S)):
-        pid = postmaster_pid(data)
-        if pid is None:
-            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal_number)
         deadline_s = time.monotonic() + wait_s

@@ -82,8 +82,8 @@ class EmbeddedPostgres:
                 the newest in ``/usr/lib/postgresql``, else the PATH.
             settings: Server settings added to ours. They take effect when this object starts the server, not when it
                 adopts a running one.
-            fast_and_unsafe: Trade durability for speed. Only for tests: a crash of the server loses the last commits, one
-                of the machine all data.
+            fast_and_unsafe: Trade durability for speed. Only for tests: a crash of the server loses the last commits,
+                one of the machine all data.
             start_timeout: Seconds the server may take until it accepts connections.
             stop_timeout: Seconds a fast shutdown may take before an immediate one is asked for.
         """
@@ -263,11 +263,12 @@ class EmbeddedPostgres:
     def _launch(self, programs: Path, account: struct_passwd | None) -> None:
         data, log = self._directory / "data", self._directory / "server.log"
         disarm_stale_pids(data, self._socket_dir)
-        arguments = ["-D", data, "-w", "-t", str(max(1, int(self._start_timeout_s))), "-l", log, "start"]
+        wait_s = str(max(1, int(self._start_timeout_s)))
+        command = (programs / "pg_ctl", "-D", data, "-w", "-t", wait_s, "-l", log, "start")
         deadline_s = time.monotonic() + min(_ORPHANS_TIMEOUT_S, self._start_timeout_s)
         while True:
             try:
-                run([programs / "pg_ctl", *arguments], account)
+                run(command, account)
             except EmbeddedPostgresError as error:
                 # Backends of a postmaster that was killed alone take a moment to notice that it is gone.
                 if _ORPHANS_MESSAGE not in (tail := self._log_tail()) or time.monotonic() > deadline_s:
