@@ -23,7 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the server before the header is printed, so that the header tells which one this run is about."""
     if config.option.collectonly or config.option.help or config.option.version:
         return
-    bin_dir = os.environ.get("GENDURABLE_TEST_POSTGRES_BIN")
+    # Taken out of the environment, because the commands under test refuse GENDURABLE_ names that they do not know.
+    bin_dir = os.environ.pop("GENDURABLE_TEST_POSTGRES_BIN", None)
     server = EmbeddedPostgres(bin_dir=Path(bin_dir) if bin_dir else None, fast_and_unsafe=True)
     config.stash[_SERVER] = server.start()
 
