@@ -6,8 +6,10 @@
 import asyncio
 import contextlib
 import os
+import shutil
+import tempfile
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -16,6 +18,8 @@ import pytest
 from gendurable.embedded import EmbeddedPostgres
 
 _TEMPLATE = "gendurable_template"
+_MEMORY = Path("/dev/shm")
+_MEMORY_FREE_MIN_BYTES = 4 * 1024**3
 _SERVER = pytest.StashKey[EmbeddedPostgres]()
 
 
@@ -26,7 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Taken out of the environment, because the commands under test refuse GENDURABLE_ names that they do not know.
     bin_dir = os.environ.pop("GENDURABLE_TEST_POSTGRES_BIN", None)
     server = EmbeddedPostgres(bin_dir=Path(bin_dir) if bin_dir else None, fast_and_unsafe=True)
-    config.stash[_SERVER] = server.start()
+    with _temporary_files_in_memory():
+        config.stash[_SERVER] = server.start()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -83,6 +88,23 @@ async def connection(dsn: str) -> AsyncIterator[asyncpg.Connection]:
         yield opened
     finally:
         await opened.close(timeout=5)
+
+
+@contextlib.contextmanager
+def _temporary_files_in_memory() -> Iterator[None]:
+    """Let the server's folder lie in memory where there is plenty: a database per test is 300 files.
+
+    Measured: 0.06 s per test instead of 0.3, on a disk that was busy with nothing else. An explicit TMPDIR wins.
+    """
+    is_plenty = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _MEMORY_FREE_MIN_BYTES
+    if "TMPDIR" in os.environ or not is_plenty:
+        yield
+        return
+    previous, tempfile.tempdir = tempfile.tempdir, str(_MEMORY)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = previous
 
 
 @contextlib.asynccontextmanager
