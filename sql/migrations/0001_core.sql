@@ -54,10 +54,9 @@ create table gendurable.gen_durable (
     -- Identity. The guard is the key while the status is within the scope, so that one unique index both refuses a
     -- duplicate and frees the key at the end. unique_until keeps the key reserved after the end.
     correlation_key text,
-    correlation_scope gendurable.durable_status[] not null
-        default '{runnable,executing,awaiting_signal,awaiting_children}',
+    correlation_scope gendurable.durable_status[],
     correlation_guard text generated always as (
-        case when status = any (correlation_scope) then correlation_key end
+        case when correlation_key is not null and status = any (correlation_scope) then correlation_key end
     ) stored,
     unique_until timestamptz,
 
@@ -84,9 +83,11 @@ create table gendurable.gen_durable (
     ),
     constraint gen_durable_state_is_object check (jsonb_typeof(state) = 'object'),
     constraint gen_durable_weight_positive check (weight > 0 and weight < 'infinity'),
+    constraint gen_durable_scope_iff_key check ((correlation_key is null) = (correlation_scope is null)),
     -- A scope that leaves out a live status would let a transition collide with a stranger [L23].
     constraint gen_durable_scope_whole check (
-        correlation_scope = '{}'
+        correlation_scope is null
+        or correlation_scope = '{}'
         or correlation_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'
     )
 )
@@ -110,7 +111,10 @@ with (
 -- The claim's order is exactly this index: without the id, the ties of one bulk insert are sorted outside it [L10].
 create index gen_durable_pick on gendurable.gen_durable (queue, priority, eligible_at, id)
     where status = 'runnable' and not held;
-create index gen_durable_lease on gendurable.gen_durable (lease_expires_at) where status = 'executing';
+-- The predicate says "has a lease", which a check makes the same as "is executing". With the status in it, this index would
+-- also fit the probe for a key's executing row, and statistics taken while nothing runs make it look like the cheapest
+-- way to answer that: a scan of everything that executes.
+create index gen_durable_lease on gendurable.gen_durable (lease_expires_at) where lease_expires_at is not null;
 create index gen_durable_await_deadline on gendurable.gen_durable (await_deadline)
     where status = 'awaiting_signal' and await_deadline is not null;
 -- At most one executing row of an unconfigured concurrency key, by constraint.

@@ -1,0 +1,1 @@
+"""Measurements of the engine against the bare SQL loop, in one run."""

@@ -1,0 +1,1 @@
+"""Admission limits: the protocol and its backends."""

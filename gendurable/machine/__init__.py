@@ -1,0 +1,1 @@
+"""What users write: machines, steps, jobs, their context and the registry."""

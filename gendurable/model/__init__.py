@@ -1,0 +1,1 @@
+"""Pure values that every layer may know; no I/O."""

@@ -1,0 +1,55 @@
+"""A claimed row as the worker holds it."""
+
+from typing import Any
+
+import msgspec
+
+
+class Claim(msgspec.Struct, kw_only=True):
+    """One row this worker owns until its outcome is durable or the claim is lost.
+
+    Attributes:
+        id: The instance.
+        claim: The fence; every write of this worker about the row carries it.
+        machine: The registered name of the machine.
+        version: The version the row runs on.
+        step: The step to run.
+        state: Stored state, JSON text, not yet decoded.
+        attempt: Failures of this step so far.
+        crashes: Processes this row has outlived.
+        snoozes: Snoozes of this step in a row so far.
+        queue: The queue it was claimed from.
+        priority: Lower runs first.
+        concurrency_key: The key it holds while it executes.
+        parent_id: The instance that scheduled it.
+        correlation_key: The business key.
+        metadata: JSON text of an object, or None.
+        tags: Labels, or None.
+        inserted_at: When the row was inserted.
+        is_expired: Its ``expires_at`` passed before it first started.
+        deadline_in_ms: Milliseconds to its deadline when it was claimed; None without one.
+        late_ms: Milliseconds it had been due when it was claimed.
+        claimed_at: Local monotonic time of the claim, seconds; paces metrics only.
+    """
+
+    id: int
+    claim: int
+    machine: str
+    version: int
+    step: str
+    state: str
+    attempt: int
+    crashes: int
+    snoozes: int
+    queue: str
+    priority: int
+    concurrency_key: str | None
+    parent_id: int | None
+    correlation_key: str | None
+    metadata: str | None
+    tags: list[str] | None
+    inserted_at: Any
+    is_expired: bool
+    deadline_in_ms: float | None
+    late_ms: float
+    claimed_at: float

@@ -1,0 +1,1 @@
+"""Wake-ups: how a process learns that there is work."""

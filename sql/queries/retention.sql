@@ -1,0 +1,52 @@
+-- name: collect_finished
+-- Delete up to $4 instances that ended longer ago than their retention.
+-- $1 $2 $3 retention of done, cancelled and failed rows, milliseconds, bigint   $4 rows at most, int
+-- $5 where to go on: finished_at timestamptz of the last row looked at; -infinity at the start of a pass
+-- Index gen_durable_gc. Locks for update, not for no key update: the weaker lock would let DELETE wait for a caller's key
+-- share [L8]. Spares terminal children of live parents, parents with live children, and keys still reserved.
+with ended as materialized (
+    select g.id, g.finished_at, g.parent_id, g.status, g.unique_until
+    from gendurable.gen_durable as g
+    where g.finished_at <= now() - least($1::bigint, $2::bigint, $3::bigint) * interval '1 millisecond'
+        and g.finished_at > $5::timestamptz
+    order by g.finished_at
+    limit $4::int
+),
+doomed as materialized (
+    select g.id
+    from gendurable.gen_durable as g
+    where g.id = any (array(
+        select e.id
+        from ended as e
+        where e.finished_at <= now() - case e.status
+                when 'done' then $1::bigint
+                when 'cancelled' then $2::bigint
+                else $3::bigint
+            end * interval '1 millisecond'
+            and (e.unique_until is null or e.unique_until <= now())
+            and not exists (
+                select
+                from gendurable.gen_durable as p
+                where p.id = e.parent_id
+                    and p.finished_at is null
+            )
+            and not exists (
+                select
+                from gendurable.gen_durable as c
+                where c.parent_id = e.id
+                    and c.finished_at is null
+            )
+    ))
+        and g.finished_at is not null
+    order by g.id
+    for update skip locked
+),
+deleted as (
+    delete from gendurable.gen_durable as g
+    where g.id = any (array(select d.id from doomed as d))
+    returning g.id
+)
+select
+    (select count(*) from deleted)::int as deleted,
+    (select count(*) from ended)::int as seen,
+    (select max(e.finished_at) from ended as e) as reached;
