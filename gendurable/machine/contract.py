@@ -13,6 +13,7 @@ from gendurable.machine.context import Context
 from gendurable.machine.state import StateT
 from gendurable.machine.targets import literal_targets
 from gendurable.model.codec import TypedDecoder, check_name, convert, encode_object
+from gendurable.model.insert import InsertOptions
 from gendurable.model.durations import duration_ms
 from gendurable.model.outcome import STEP_MARK, Duration, Outcome
 
@@ -93,16 +94,26 @@ class Definition:
         return text
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True):
     """What ``insert`` takes: a machine or job with its state, not yet written anywhere.
 
     Attributes:
         definition: The machine or job.
         state: Its state, JSON text, checked.
+        options: Options of this row alone; None for those of the call.
     """
 
-    definition: Any
+    definition: Definition
     state: str
+    options: InsertOptions | None = None
+
+    def with_options(self, **options: Any) -> "Request":
+        """The same row with options of its own; see the table of insert options for their names.
+
+        Raises:
+            InvalidValueError: An option is unknown or its value cannot be used.
+        """
+        return Request(self.definition, self.state, InsertOptions.of(options))
 
 
 @overload
@@ -200,8 +211,9 @@ class Machine(Generic[StateT]):
         if state is not None and fields:
             raise InvalidValueError("with_state takes a state or its fields, not both", path="state")
         if isinstance(given, Mapping):
-            given = convert(given, definition.decoder.target, name=f"state of {definition.name}")
-        return Request(definition=definition, state=definition.encode_state(given))
+            checked = convert(given, definition.decoder.target, name=f"state of {definition.name}")
+            return Request(definition, encode_object(checked, name="state"))
+        return Request(definition, definition.encode_state(given))
 
 
 def _define(

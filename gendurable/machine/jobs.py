@@ -10,7 +10,7 @@ import msgspec
 from gendurable.errors import DefinitionError, InvalidValueError
 from gendurable.machine.context import Context
 from gendurable.machine.contract import Definition, Request, StepDefinition, check_attempts, check_version, struct_fields
-from gendurable.model.codec import TypedDecoder, check_name, convert
+from gendurable.model.codec import TypedDecoder, check_name, convert, encode_object
 from gendurable.model.durations import duration_ms
 from gendurable.model.outcome import Duration
 
@@ -54,7 +54,7 @@ class Job(Generic[P, R]):
                 path="args",
             )
         args = convert(arguments, target, name=f"arguments of {self.definition.name}")
-        return Request(definition=self.definition, state=self.definition.encode_state(args))
+        return Request(self.definition, encode_object(args, name="args"))
 
 
 def job(

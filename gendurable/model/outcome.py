@@ -5,7 +5,10 @@ An outcome is a value: nothing happens until the engine commits it. See the tabl
 
 import datetime as dt
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from gendurable.errors import InvalidValueError
 from gendurable.model.codec import check_key, check_name, check_text
@@ -135,7 +138,16 @@ class Done(Outcome):
     __slots__ = ("result",)
 
     def __init__(self, result: Any = None) -> None:
-        """Keep the result: a mapping, a struct or any JSON value; None stores ``{}``."""
+        """Keep the result: a mapping, a struct or a dataclass; None stores ``{}``.
+
+        Raises:
+            InvalidValueError: It is something else, which readers could not tell apart from a field of a mapping.
+        """
+        if result is not None and not isinstance(result, (Mapping, msgspec.Struct)) and not is_dataclass(result):
+            raise InvalidValueError(
+                f"a result must be a mapping or a struct, not {type(result).__name__}; wrap it: {{'value': ...}}",
+                path="result",
+            )
         self.result = result
 
 

@@ -2,7 +2,7 @@
 -- Insert rows that differ in nothing but their state and have no correlation key: the fast way, one statement for any number.
 -- $1 what they have in common, JSON text   $2 their states, JSON text[]
 -- The common part: fsm, version, step, queue, priority, delay_ms or at, concurrency_key, metadata, tags, parent_id,
--- deadline_ms, expires_ms. It is one row, so the states are written in input order and the ids that come back, sorted, are
+-- deadline_ms or deadline_at, expires_ms or expires_at. It is one row, so the states are written in input order and the ids that come back, sorted, are
 -- the input's order. No conflict is possible.
 insert into gendurable.gen_durable (
     fsm, fsm_version, step, queue, priority, eligible_at, concurrency_key, metadata, tags, parent_id, deadline_at, expires_at,
@@ -12,12 +12,13 @@ select
     t.fsm, t.version, t.step, t.queue, t.priority,
     coalesce(t.at, now() + t.delay_ms * interval '1 millisecond', now()),
     t.concurrency_key, t.metadata, t.tags, t.parent_id,
-    now() + t.deadline_ms * interval '1 millisecond',
-    now() + t.expires_ms * interval '1 millisecond',
+    coalesce(t.deadline_at, now() + t.deadline_ms * interval '1 millisecond'),
+    coalesce(t.expires_at, now() + t.expires_ms * interval '1 millisecond'),
     r.state::jsonb
 from jsonb_to_record($1::jsonb) as t (
     fsm text, version int, step text, queue text, priority smallint, at timestamptz, delay_ms bigint,
-    concurrency_key text, metadata jsonb, tags text[], parent_id bigint, deadline_ms bigint, expires_ms bigint
+    concurrency_key text, metadata jsonb, tags text[], parent_id bigint, deadline_at timestamptz, deadline_ms bigint,
+    expires_at timestamptz, expires_ms bigint
 )
 cross join unnest($2::text[]) as r (state)
 returning id;
@@ -38,8 +39,8 @@ select
     r.id, t.fsm, t.version, t.step, t.queue, t.priority,
     coalesce(t.at, now() + t.delay_ms * interval '1 millisecond', now()),
     t.concurrency_key, t.metadata, t.tags, t.parent_id,
-    now() + t.deadline_ms * interval '1 millisecond',
-    now() + t.expires_ms * interval '1 millisecond',
+    coalesce(t.deadline_at, now() + t.deadline_ms * interval '1 millisecond'),
+    coalesce(t.expires_at, now() + t.expires_ms * interval '1 millisecond'),
     r.state::jsonb,
     r.correlation_key,
     case
@@ -60,11 +61,12 @@ from (
 join (
     select
         d.ordinal, x.fsm, x.version, x.step, x.queue, x.priority, x.at, x.delay_ms, x.concurrency_key, x.metadata, x.tags,
-        x.parent_id, x.deadline_ms, x.expires_ms
+        x.parent_id, x.deadline_at, x.deadline_ms, x.expires_at, x.expires_ms
     from unnest($1::text[]) with ordinality as d (document, ordinal)
     cross join lateral jsonb_to_record(d.document::jsonb) as x (
         fsm text, version int, step text, queue text, priority smallint, at timestamptz, delay_ms bigint,
-        concurrency_key text, metadata jsonb, tags text[], parent_id bigint, deadline_ms bigint, expires_ms bigint
+        concurrency_key text, metadata jsonb, tags text[], parent_id bigint, deadline_at timestamptz, deadline_ms bigint,
+    expires_at timestamptz, expires_ms bigint
     )
 ) as t on t.ordinal = r.template
 order by r.correlation_key, r.id

@@ -1,0 +1,243 @@
+"""Runs one step's code: decode, call, error handler; answers with the change of the row.
+
+This is the one place around user code, so it is the one place that catches everything user code may raise.
+"""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from gendurable.errors import StateDecodeError, StepTimeoutError
+from gendurable.logs import get_logger, step_context
+from gendurable.machine.context import Context
+from gendurable.machine.contract import Definition, StepDefinition
+from gendurable.machine.registry import Handler, MiddlewareFunction
+from gendurable.model.claim import Claim
+from gendurable.model.outcome import Cancel, Outcome
+from gendurable.model.transition import Transition
+from gendurable.runtime.deciding import (
+    Policy,
+    cancelled,
+    check_target,
+    decide,
+    default_outcome,
+    failed,
+    outcome_of_answer,
+)
+
+log = get_logger(__name__)
+
+
+class Interruption(Enum):
+    """Why a running step was interrupted from outside."""
+
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    CUT = "cut"
+
+
+class Run:
+    """One run of one step.
+
+    Attributes:
+        claim: The row.
+        definition: Its machine.
+        step: The step that runs; None when the machine does not have it.
+        timeout_s: Seconds it may run.
+        deadline_s: Local monotonic time at which it has run too long.
+        interruption: Why it was interrupted, if it was.
+        task: The task it runs in.
+    """
+
+    __slots__ = ("claim", "deadline_s", "definition", "interruption", "started_s", "step", "task", "timeout_s")
+
+    def __init__(self, claim: Claim, definition: Definition, *, timeout_s: float, now_s: float) -> None:
+        """Start the clock."""
+        self.claim = claim
+        self.definition = definition
+        self.step: StepDefinition | None = definition.steps.get(claim.step)
+        if self.step is not None and self.step.timeout_s is not None:
+            timeout_s = self.step.timeout_s
+        if claim.deadline_in_ms is not None:
+            timeout_s = min(timeout_s, max(0.001, claim.deadline_in_ms / 1000))
+        self.timeout_s = timeout_s
+        self.started_s = now_s
+        self.deadline_s = now_s + timeout_s
+        self.interruption: Interruption | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def interrupt(self, why: Interruption) -> None:
+        """Cancel the task once; the first reason stands."""
+        if self.interruption is None and self.task is not None:
+            self.interruption = why
+            self.task.cancel()
+
+
+class StepCaller:
+    """Calls steps, their error handlers and the middleware around them."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        resources: Mapping[str, Any],
+        middleware: Sequence[MiddlewareFunction],
+        threads: ThreadPoolExecutor,
+        on_thread: Callable[[int], None],
+        on_deadline: Callable[[float], None],
+    ) -> None:
+        """Everything one queue's steps share.
+
+        Args:
+            policy: Defaults for retries.
+            resources: What the lifespans opened.
+            middleware: From the outermost to the innermost.
+            threads: Where plain functions run.
+            on_thread: Told +1 when a thread outlives its step and -1 when it returns at last.
+            on_deadline: Told the new deadline, local monotonic seconds, when an error handler starts.
+        """
+        self._policy = policy
+        self._resources = resources
+        self._threads = threads
+        self._on_thread = on_thread
+        self._on_deadline = on_deadline
+        self._call: Handler = self._call_step
+        for function in reversed(middleware):
+            self._call = partial(_wrapped, function, self._call)
+        self._runs: contextvars.ContextVar[Run] = contextvars.ContextVar("run")
+
+    async def run(self, run: Run) -> Transition | None:
+        """Run the step to the change of its row; None when it was cut off and is to be handed back.
+
+        Raises:
+            asyncio.CancelledError: The task was cancelled by something that gave no reason: the loop is ending.
+        """
+        claim = run.claim
+        if claim.is_expired:
+            return cancelled(claim, "expired before it started")
+        if claim.deadline_in_ms is not None and claim.deadline_in_ms <= 0:
+            return failed(claim, "the deadline has passed", "deadline")
+        self._runs.set(run)
+        step_context.set(_log_fields(claim))
+        ctx: Context[Any] = Context(claim, None, self._resources)
+        try:
+            ctx.state = run.definition.decoder.decode(claim.state, name="state")
+        except StateDecodeError as error:
+            return await self._handle_error(error, ctx, run)
+        try:
+            outcome = outcome_of_answer(await self._call(ctx), run.definition, claim)
+            check_target(outcome, run.definition)
+        except Cancel as cancel:
+            return decide(cancel, claim, run.definition, self._policy)
+        except asyncio.CancelledError:
+            interrupted = _interrupted(run)
+            if interrupted is None:
+                return None
+            if isinstance(interrupted, Transition):
+                return interrupted
+            return await self._handle_error(interrupted, ctx, run)
+        except Exception as error:
+            return await self._handle_error(error, ctx, run)
+        return decide(outcome, claim, run.definition, self._policy)
+
+    async def _call_step(self, ctx: Context[Any]) -> Any:
+        run = self._runs.get()
+        step = run.step
+        if step is None:
+            known = ", ".join(run.definition.steps)
+            raise StateDecodeError(f"{run.definition.name} has no step {run.claim.step!r} any more; it has {known}")
+        if step.is_async:
+            return await step.call(ctx)
+        return await self._call_in_thread(step, ctx)
+
+    async def _call_in_thread(self, step: StepDefinition, ctx: Context[Any]) -> Any:
+        """Run a plain function in a thread; a thread cannot be killed, so an interrupted one keeps its slot."""
+        context = contextvars.copy_context()
+        future = asyncio.get_running_loop().run_in_executor(self._threads, context.run, step.call, ctx)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                self._on_thread(1)
+                future.add_done_callback(self._thread_returned)
+            raise
+
+    def _thread_returned(self, future: asyncio.Future[Any]) -> None:
+        """A thread came back after its outcome had been decided; whatever it brought is ignored, but looked at."""
+        self._on_thread(-1)
+        if not future.cancelled():
+            future.exception()
+
+    async def _handle_error(self, error: Exception, ctx: Context[Any], run: Run) -> Transition | None:
+        """Ask the machine's error handler, or the default policy when it has none or fails itself."""
+        claim, definition = run.claim, run.definition
+        outcome: Outcome = default_outcome(error, claim, definition, self._policy)
+        if definition.handle is not None:
+            run.interruption = None
+            run.deadline_s = time.monotonic() + run.timeout_s
+            self._on_deadline(run.deadline_s)
+            try:
+                answer = definition.handle(error, ctx)
+                if definition.is_handle_async:
+                    answer = await answer
+                outcome = outcome_of_answer(answer, definition, claim)
+                check_target(outcome, definition)
+            except Cancel as cancel:
+                outcome = cancel
+            except asyncio.CancelledError:
+                interrupted = _interrupted(run)
+                if interrupted is None or isinstance(interrupted, Transition):
+                    return interrupted
+                error = interrupted
+            except Exception as second:
+                log.warning("error handler failed", error=repr(second), handled=repr(error))
+                error = second
+                outcome = default_outcome(error, claim, definition, self._policy)
+        return decide(outcome, claim, definition, self._policy, error=error)
+
+
+def _interrupted(run: Run) -> Transition | Exception | None:
+    """What a cancellation means: a change of the row, an error for the handler, or None to hand the row back.
+
+    Raises:
+        asyncio.CancelledError: Nobody of ours asked; the loop is ending.
+    """
+    task = run.task
+    match run.interruption:
+        case Interruption.CUT:
+            return None
+        case Interruption.CANCELLED:
+            return cancelled(run.claim, "cancelled while it ran")
+        case Interruption.TIMEOUT:
+            if task is not None:
+                task.uncancel()
+            return StepTimeoutError(run.definition.name, run.claim.step, run.timeout_s)
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    return RuntimeError("the step awaited something that was cancelled")
+
+
+async def _wrapped(function: MiddlewareFunction, inner: Handler, ctx: Context[Any]) -> Any:
+    """One layer of middleware."""
+    return await function(ctx, inner)
+
+
+def _log_fields(claim: Claim) -> dict[str, object]:
+    """What every log line of the step carries."""
+    fields: dict[str, object] = {
+        "instance_id": claim.id,
+        "machine": claim.machine,
+        "step": claim.step,
+        "attempt": claim.attempt,
+        "queue": claim.queue,
+    }
+    if claim.correlation_key is not None:
+        fields["correlation_key"] = claim.correlation_key
+    if claim.tags:
+        fields["tags"] = list(claim.tags)
+    return fields
