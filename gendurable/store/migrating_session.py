@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 
 from gendurable.errors import MigrationError, StoreUnavailableError
-from gendurable.store.database import ConnectOptions, Row, translate, translated
+from gendurable.store.database import Connection, ConnectOptions, Row, translate, translated
 from gendurable.store.migrating_files import Migration, Script
 from gendurable.store.sql import catalog, in_schema
 
@@ -53,7 +53,7 @@ def _remedy(error: Exception) -> str:
 class MigrationSession:
     """A connection of its own, without limits of time, for one schema."""
 
-    def __init__(self, connection: Any, schema: str) -> None:
+    def __init__(self, connection: Connection, schema: str) -> None:
         """Built by :func:`open_session`, or around a connection that is only read from."""
         self._connection = connection
         self._sql = catalog(schema)

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import asyncpg
-
 from gendurable.errors import InvalidValueError, SchemaMismatchError
-from gendurable.store.database import Database, Row
+from gendurable.store.database import Connection, Database, Row
 from gendurable.store.migrating_checks import (
     described,
     differences,
@@ -270,7 +268,7 @@ async def verify(dsn: str, *, schema: str = DEFAULT_SCHEMA, migrations: Sequence
 
 
 async def check_compatible(
-    target: Database | asyncpg.Connection,
+    target: "Database | Connection",
     *,
     schema: str,
     version: str,
