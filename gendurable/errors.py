@@ -19,6 +19,7 @@ GenDurableError
 ├── MigrationError              a migration was changed, is missing or failed
 └── StoreError                  Postgres did not do what we asked
     ├── StoreUnavailableError   it could not be reached or went away; worth retrying
+    │   └── StoreUnreachableError   no connection could be had at all; nothing was sent
     ├── StoreContendedError     another transaction won (unique key, deadlock, serialization); worth retrying
     ├── StoreDataError          a value was refused (class 22 or 23); retrying the same value cannot help
     └── StoreRejectedError      anything else Postgres refused; retrying cannot help
@@ -159,6 +160,10 @@ class StoreUnavailableError(StoreError):
     If the connection was lost during a commit, that commit may or may not have happened; everything gendurable
     sends is fenced, so that sending it again is safe.
     """
+
+
+class StoreUnreachableError(StoreUnavailableError):
+    """No connection could be had, so nothing was sent and nothing can have happened."""
 
 
 class StoreContendedError(StoreError):

@@ -13,7 +13,26 @@ from prometheus_client.metrics_core import Metric
 
 Labels = tuple[str, ...]
 
-SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+SECONDS_BUCKETS = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    3600.0,
+)
 ROWS_BUCKETS = (0.0, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
 
 
@@ -111,12 +130,16 @@ class Metrics:
     def __init__(self) -> None:
         """Start at zero; each engine has its own."""
         self.steps_executed = Counter(
-            "gendurable_steps_executed", "Steps that ran to an outcome, committed or not.", ("machine", "step", "outcome")
+            "gendurable_steps_executed",
+            "Steps that ran to an outcome, committed or not.",
+            ("machine", "step", "outcome"),
         )
         self.steps_committed = Counter(
             "gendurable_steps_committed", "Outcomes that are durable.", ("machine", "step", "outcome")
         )
-        self.step_duration = Histogram("gendurable_step_duration_seconds", "Time in a step's code.", ("machine", "step"))
+        self.step_duration = Histogram(
+            "gendurable_step_duration_seconds", "Time in a step's code.", ("machine", "step")
+        )
         self.start_delay = Histogram(
             "gendurable_start_delay_seconds", "Time from when a row was due to when its step started.", ("queue",)
         )
@@ -124,13 +147,17 @@ class Metrics:
         self.claim_rows = Histogram("gendurable_claim_rows", "Rows one claim brought.", ("queue",), ROWS_BUCKETS)
         self.flush_duration = Histogram("gendurable_flush_duration_seconds", "Time of one flush transaction.")
         self.flush_rows = Histogram("gendurable_flush_rows", "Outcomes in one flush.", (), ROWS_BUCKETS)
-        self.flush_bisections = Counter("gendurable_flush_bisections", "Batches split because a value in them was refused.")
+        self.flush_bisections = Counter(
+            "gendurable_flush_bisections", "Batches split because a value in them was refused."
+        )
         self.flush_errors = Counter("gendurable_flush_errors", "Flushes that failed and were tried again.")
         self.outcomes_busy = Counter(
             "gendurable_outcomes_busy", "Outcomes that waited for a row which a caller's transaction held."
         )
         self.outcomes_stale = Counter(
-            "gendurable_outcomes_stale", "Outcomes refused because the row had gone to another worker.", ("machine", "step")
+            "gendurable_outcomes_stale",
+            "Outcomes refused because the row had gone to another worker.",
+            ("machine", "step"),
         )
         self.reaped = Counter("gendurable_reaped", "Rows taken from workers that are gone.", ("queue",))
         self.contended = Counter("gendurable_contended", "Races lost to another transaction.", ("constraint",))
@@ -156,3 +183,12 @@ class Metrics:
         parts: Iterable[Counter | Histogram | Gauge] = [*self._instruments, *self._gauges]
         for part in parts:
             yield part.collect()
+
+
+class Observed:
+    """Numbers that need a statement or a timer; they are refreshed at their own pace, so that a scrape never waits."""
+
+    def __init__(self) -> None:
+        """Nothing was observed yet."""
+        self.oldest_due_s: dict[str, float] = {}
+        self.loop_lag_s = 0.0

@@ -13,8 +13,8 @@ from gendurable.machine.context import Context
 from gendurable.machine.state import StateT
 from gendurable.machine.targets import literal_targets
 from gendurable.model.codec import TypedDecoder, check_name, convert, encode_object
-from gendurable.model.insert import InsertOptions
 from gendurable.model.durations import duration_ms
+from gendurable.model.insert import InsertOptions
 from gendurable.model.outcome import STEP_MARK, Duration, Outcome
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -230,7 +230,9 @@ def _define(
     steps, initial = _collect_steps(cls, machine, where)
     for source, target in literal_targets(cls):
         if target not in steps:
-            raise DefinitionError(f"{where}.{source} goes to step {target!r}, which does not exist; known: {', '.join(steps)}")
+            raise DefinitionError(
+                f"{where}.{source} goes to step {target!r}, which does not exist; known: {', '.join(steps)}"
+            )
     state_type = _state_type(cls)
     handle = getattr(machine, "handle", None)
     return Definition(
@@ -250,9 +252,7 @@ def _define(
     )
 
 
-def _collect_steps(
-    cls: type[Machine[Any]], machine: Machine[Any], where: str
-) -> tuple[dict[str, StepDefinition], str]:
+def _collect_steps(cls: type[Machine[Any]], machine: Machine[Any], where: str) -> tuple[dict[str, StepDefinition], str]:
     """Find the steps in the order of their declaration, base classes first."""
     found: dict[str, tuple[StepOptions, str]] = {}
     for base in reversed(cls.__mro__):
@@ -304,7 +304,9 @@ def check_version(version: int, where: str) -> int:
 
 def check_attempts(max_attempts: int | None, where: str) -> int | None:
     """Return a number of attempts that is positive, or None; else raise DefinitionError."""
-    if max_attempts is not None and (isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or max_attempts < 1):
+    if max_attempts is not None and (
+        isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or max_attempts < 1
+    ):
         raise DefinitionError(f"{where} has max_attempts {max_attempts!r}; use a whole number from 1")
     return max_attempts
 

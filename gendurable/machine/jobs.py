@@ -9,7 +9,14 @@ import msgspec
 
 from gendurable.errors import DefinitionError, InvalidValueError
 from gendurable.machine.context import Context
-from gendurable.machine.contract import Definition, Request, StepDefinition, check_attempts, check_version, struct_fields
+from gendurable.machine.contract import (
+    Definition,
+    Request,
+    StepDefinition,
+    check_attempts,
+    check_version,
+    struct_fields,
+)
 from gendurable.model.codec import TypedDecoder, check_name, convert, encode_object
 from gendurable.model.durations import duration_ms
 from gendurable.model.outcome import Duration

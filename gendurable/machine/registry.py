@@ -88,7 +88,9 @@ class Registry:
         """Register everything of ours that a module defines, not what it merely imports."""
         for value in list(vars(module).values()):
             if isinstance(value, (Job, Lifespan, Middleware)) or is_machine(value):
-                origin = value.function.__module__ if isinstance(value, (Job, Lifespan, Middleware)) else value.__module__
+                origin = (
+                    value.function.__module__ if isinstance(value, (Job, Lifespan, Middleware)) else value.__module__
+                )
                 if origin == module.__name__:
                     self.add(value)
 

@@ -116,7 +116,9 @@ def check_text(value: str, *, name: str, chars_max: int | None = None, bytes_max
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
-        raise InvalidValueError(f"{name} holds a lone surrogate, which is not valid text; remove it", path=name) from error
+        raise InvalidValueError(
+            f"{name} holds a lone surrogate, which is not valid text; remove it", path=name
+        ) from error
     if bytes_max is not None and size > bytes_max:
         raise InvalidValueError(f"{name} takes {size} bytes; at most {bytes_max} are allowed", path=name)
     return value

@@ -80,7 +80,8 @@ class InsertOptions(msgspec.Struct, frozen=True, kw_only=True):
         unknown = options.keys() - _NAMES
         if unknown:
             raise InvalidValueError(
-                f"insert has no options {', '.join(sorted(unknown))}; it has {', '.join(sorted(_NAMES))}", path="options"
+                f"insert has no options {', '.join(sorted(unknown))}; it has {', '.join(sorted(_NAMES))}",
+                path="options",
             )
         return _checked(**options)
 
@@ -93,7 +94,16 @@ class InsertOptions(msgspec.Struct, frozen=True, kw_only=True):
             "queue": self.queue or queue,
             "priority": self.priority,
         }
-        for name in ("delay_ms", "at", "concurrency_key", "parent_id", "deadline_ms", "deadline_at", "expires_ms", "expires_at"):
+        for name in (
+            "delay_ms",
+            "at",
+            "concurrency_key",
+            "parent_id",
+            "deadline_ms",
+            "deadline_at",
+            "expires_ms",
+            "expires_at",
+        ):
             value = getattr(self, name)
             if value is not None:
                 fields[name] = value
@@ -124,7 +134,9 @@ def _checked(
     if delay is not None and at is not None:
         raise InvalidValueError("an insert takes delay= or at=, not both", path="at")
     if correlation_key is None and (unique_for is not None or _check_scope(scope) is not Scope.LIVE):
-        raise InvalidValueError("scope= and unique_for= say how long a correlation_key= is reserved; give one", path="scope")
+        raise InvalidValueError(
+            "scope= and unique_for= say how long a correlation_key= is reserved; give one", path="scope"
+        )
     deadline_ms, deadline_at = _moment(deadline, name="deadline")
     expires_ms, expires_when = _moment(expires_at, name="expires_at")
     return InsertOptions(
@@ -147,7 +159,7 @@ def _checked(
     )
 
 
-_NAMES = frozenset(_checked.__kwdefaults__)
+_NAMES = frozenset(_checked.__kwdefaults__ or ())
 
 
 def _moment(value: Duration | dt.datetime | None, *, name: str) -> tuple[int | None, dt.datetime | None]:

@@ -45,7 +45,8 @@ def step_name(target: StepTarget) -> str:
     mark = getattr(target, STEP_MARK, None)
     if mark is None:
         raise InvalidValueError(
-            f"{target!r} is not a step: pass self.<step> or its name, and decorate the method with @gd.step", path="step"
+            f"{target!r} is not a step: pass self.<step> or its name, and decorate the method with @gd.step",
+            path="step",
         )
     return str(mark.name)
 

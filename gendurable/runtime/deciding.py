@@ -110,7 +110,9 @@ def _transition(outcome: Outcome, claim: Claim, definition: Definition, policy: 
             return _retry(outcome, claim, definition, policy)
         case Snooze():
             if claim.snoozes + 1 > policy.max_snoozes:
-                return _stop(claim, f"snoozed {claim.snoozes} times in a row; max_snoozes is {policy.max_snoozes}", "snooze")
+                return _stop(
+                    claim, f"snoozed {claim.snoozes} times in a row; max_snoozes is {policy.max_snoozes}", "snooze"
+                )
             return Transition(
                 id=claim.id,
                 claim=claim.claim,

@@ -88,6 +88,7 @@ class Executor:
         self._runs: set[Run] = set()
         self._lingering_threads = 0
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at_s = float("inf")
         self._idle = asyncio.Event()
         self._idle.set()
         self._threads = ThreadPoolExecutor(options.sync_threads, thread_name_prefix=f"gendurable-{options.queue}")
@@ -109,6 +110,8 @@ class Executor:
 
     def close(self) -> None:
         """Let go of the threads; one that still runs user code is left to end with the process."""
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def on_free(self, wake: Callable[[], None]) -> None:
@@ -238,17 +241,17 @@ class Executor:
 
     def _arm(self, deadline_s: float) -> None:
         """Keep one timer at the earliest deadline; with equal time limits it is set once, not for every step."""
-        loop = asyncio.get_running_loop()
-        wanted = loop.time() + max(0.0, deadline_s - time.monotonic())
-        if self._alarm is not None and self._alarm.when() <= wanted:
+        if self._alarm_at_s <= deadline_s:
             return
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = loop.call_at(wanted, self._ring)
+        self._alarm_at_s = deadline_s
+        self._alarm = asyncio.get_running_loop().call_later(max(0.0, deadline_s - time.monotonic()), self._ring)
 
     def _ring(self) -> None:
         """Interrupt the steps that have run too long and set the timer for the next."""
         self._alarm = None
+        self._alarm_at_s = float("inf")
         now_s = time.monotonic()
         next_s: float | None = None
         for run in self._runs.copy():

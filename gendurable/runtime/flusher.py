@@ -264,7 +264,5 @@ class Flusher:
             for queue in answer.unheld_queues:
                 self._on_unheld(queue)
             is_written = transition.id in answer.statuses
-            settle(
-                transition, Verdict.COMMITTED if is_written else Verdict.STALE, answer.due_in_s.get(transition.id)
-            )
+            settle(transition, Verdict.COMMITTED if is_written else Verdict.STALE, answer.due_in_s.get(transition.id))
             return

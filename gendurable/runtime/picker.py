@@ -81,7 +81,9 @@ class Picker:
         self._stopped = asyncio.Event()
         self._settling: set[asyncio.Task[None]] = set()
         # What is known about the queue: whether due rows were left behind, and when the next future row is due.
-        self._appetite = Appetite(concurrency=settings.concurrency, prefetch=0, min_demand=1, claim_max=settings.claim_max)
+        self._appetite = Appetite(
+            concurrency=settings.concurrency, prefetch=0, min_demand=1, claim_max=settings.claim_max
+        )
         self._wake_level = 0
         self._has_backlog = True
         self._due_at_s: float | None = None

@@ -1,26 +1,34 @@
 """Connections to Postgres: one bounded pool, dedicated connections beside it, and the translation of driver errors."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
 from gendurable.errors import (
+    ConfigurationError,
     StoreContendedError,
     StoreDataError,
     StoreError,
     StoreRejectedError,
     StoreUnavailableError,
+    StoreUnreachableError,
 )
+from gendurable.logs import mask_dsn
 from gendurable.store.sql import SqlCatalog, catalog
 
 Row: TypeAlias = Any
 """A row as the driver returns it: fields by name or by place."""
 
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+if TYPE_CHECKING:
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+else:
+    Connection = asyncpg.Connection
 """A connection, whether made apart or lent by a pool."""
 
 # Constraints whose violation is a race that somebody else won, each fit to be a metric's label.
@@ -141,10 +149,14 @@ class Database:
         Raises:
             StoreUnavailableError: Postgres cannot be reached; nothing is left open.
         """
-        with translated():
+        try:
             self._pool = await asyncpg.create_pool(
                 min_size=self.options.pool_min, max_size=self.options.pool_max, **self.options.arguments()
             )
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise StoreUnreachableError(f"no connection to the database: {type(error).__name__}: {error}") from error
+        except ValueError as error:
+            raise ConfigurationError(f"the database URL cannot be used: {mask_dsn(str(error))}") from error
 
     async def close(self, *, grace_s: float = 5.0) -> None:
         """Close the pool; connections still in use after the grace are cut."""
@@ -169,10 +181,21 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """A connection from the pool for the block; driver errors leave as ours."""
-        with translated():
-            async with self.pool.acquire() as connection:
+        """A connection from the pool for the block; driver errors leave as ours.
+
+        Raises:
+            StoreUnreachableError: No connection could be had in time; the block was not entered.
+        """
+        pool = self.pool
+        try:
+            connection = await pool.acquire(timeout=self.options.connect_timeout_s)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise StoreUnreachableError(f"no connection to the database: {type(error).__name__}: {error}") from error
+        try:
+            with translated():
                 yield connection
+        finally:
+            await pool.release(connection, timeout=self.options.connect_timeout_s)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -213,8 +236,10 @@ class Database:
         Raises:
             StoreUnavailableError: Postgres cannot be reached.
         """
-        with translated():
+        try:
             connection: Connection = await asyncpg.connect(**self.options.arguments())
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise StoreUnreachableError(f"no connection to the database: {type(error).__name__}: {error}") from error
         if on_lost is not None:
             connection.add_termination_listener(lambda _connection: on_lost())
         return connection

@@ -36,7 +36,9 @@ class InsertStore:
         """Keep the database."""
         self._db = database
 
-    async def insert_alike(self, common: str, states: Sequence[str], *, connection: Connection | None = None) -> list[int]:
+    async def insert_alike(
+        self, common: str, states: Sequence[str], *, connection: Connection | None = None
+    ) -> list[int]:
         """Insert rows that share everything but their state; return their ids in the order of the input.
 
         Raises:
@@ -128,7 +130,10 @@ class InsertStore:
 
 
 def _assign(
-    rows: Sequence[NewRow], places: Sequence[int], written: Sequence[tuple[int, str | None]], answers: list[InsertAnswer | None]
+    rows: Sequence[NewRow],
+    places: Sequence[int],
+    written: Sequence[tuple[int, str | None]],
+    answers: list[InsertAnswer | None],
 ) -> None:
     """Match ids to places: unique keys by name, everything else by order, because ids were drawn in input order."""
     unique = {rows[place].correlation_key: place for place in places if _is_unique(rows[place])}

@@ -53,7 +53,9 @@ class LeaseStore:
         self._db = database
         self.identity = identity
 
-    async def register_node(self, *, queues: Sequence[str], lease_ttl_ms: int, connection: Connection | None = None) -> None:
+    async def register_node(
+        self, *, queues: Sequence[str], lease_ttl_ms: int, connection: Connection | None = None
+    ) -> None:
         """Put this process into the table of live ones."""
         me = self.identity
         await self._db.fetch(

@@ -161,12 +161,17 @@ async def test_every_migration_can_be_taken_back_alone(empty_dsn):
 
 async def test_ten_processes_at_once_apply_each_file_once(empty_dsn):
     """A fleet starts all its containers together, each with `migrate up` first."""
-    program = "from gendurable.cli import main; main()"
+    program = (
+        "import sys; from gendurable.cli import main, migrate_commands;"
+        "print('ready', flush=True); sys.stdin.readline(); main()"
+    )
     command = [sys.executable, "-c", program, "migrate", "up", "--dsn", empty_dsn]
-    runs = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # all at once
-        for _ in range(10)
-    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    runs = [subprocess.Popen(command, **pipes) for _ in range(10)]
+    assert [run.stdout.readline() for run in runs] == ["ready\n"] * 10
+    for run in runs:
+        run.stdin.write("go\n")
+        run.stdin.flush()
     ends = [await asyncio.to_thread(run.communicate, timeout=60) for run in runs]
 
     assert [(run.returncode, errors) for run, (_, errors) in zip(runs, ends, strict=True)] == [(0, "")] * 10

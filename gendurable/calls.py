@@ -1,0 +1,83 @@
+"""What client calls decide before they talk to the database: plain functions."""
+
+import time
+from collections.abc import Sequence
+
+from gendurable.errors import InvalidValueError
+from gendurable.machine.contract import Request
+from gendurable.model.codec import check_key
+from gendurable.model.insert import Duplicate, InsertAnswer, InsertOptions
+from gendurable.model.instance import Status
+from gendurable.store.inserts import NewRow
+
+
+def check_target_id(target: int | None, key: str | None) -> tuple[int | None, str | None]:
+    """Exactly one of an id and a key."""
+    if (target is None) == (key is None):
+        raise InvalidValueError("give an id or key=, exactly one of them", path="target")
+    if target is not None and (isinstance(target, bool) or not isinstance(target, int)):
+        raise InvalidValueError(
+            f"an id is a whole number, not {target!r}; for a correlation key write key=", path="target"
+        )
+    return target, None if key is None else check_key(key, name="key")
+
+
+def statuses(status: Sequence[Status | str] | Status | str | None) -> tuple[str, ...] | None:
+    if status is None:
+        return None
+    wanted = [status] if isinstance(status, str) else list(status)
+    try:
+        return tuple(Status(item).value for item in wanted)
+    except ValueError as error:
+        known = ", ".join(item.value for item in Status)
+        raise InvalidValueError(f"{error}; statuses are {known}", path="status") from error
+
+
+def check_step(request: Request, options: InsertOptions) -> None:
+    definition = request.definition
+    if options.step is not None and options.step not in definition.steps:
+        raise InvalidValueError(
+            f"{definition.name} has no step {options.step!r}; it has {', '.join(definition.steps)}", path="step"
+        )
+
+
+def rows_of(requests: Sequence[Request], shared: InsertOptions) -> tuple[list[str], list[NewRow]]:
+    """The distinct common parts, and each row with the number of its own."""
+    commons: dict[str, int] = {}
+    rows = []
+    for request in requests:
+        options = request.options or shared
+        check_step(request, options)
+        definition = request.definition
+        common = options.common(
+            fsm=definition.name, version=definition.version, step=definition.initial, queue=definition.queue
+        )
+        rows.append(
+            NewRow(
+                common=commons.setdefault(common, len(commons) + 1),
+                state=request.state,
+                correlation_key=options.correlation_key,
+                scope=options.scope.value,
+                unique_ms=options.unique_ms,
+            )
+        )
+    return list(commons), rows
+
+
+def due_by_queue(
+    requests: Sequence[Request], shared: InsertOptions, answers: Sequence[InsertAnswer]
+) -> dict[str, float]:
+    """Queues that got rows, with the seconds until the earliest is due; the local clock only sets a timer."""
+    due_in_s: dict[str, float] = {}
+    for request, answer in zip(requests, answers, strict=True):
+        if isinstance(answer, Duplicate):
+            continue
+        options = request.options or shared
+        queue = options.queue or request.definition.queue
+        seconds = (options.delay_ms or 0) / 1000
+        if options.at is not None:
+            seconds = max(0.0, options.at.timestamp() - time.time())
+        known = due_in_s.get(queue)
+        if known is None or seconds < known:
+            due_in_s[queue] = seconds
+    return due_in_s
