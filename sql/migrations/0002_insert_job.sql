@@ -21,8 +21,8 @@
 --     fsm_version       the version of the job or machine that runs it
 --     metadata          a JSON object to look at, never passed to the step
 --     tags              at most 32 labels to filter by
---     deadline_at       fails the row when it has not ended by then
---     expires_at        cancels the row when it has not started by then
+--     deadline_at       it must have ended by then
+--     expires_at        it must have started by then
 --     notify            wake a worker when the transaction commits, instead of when it polls next. Every commit that
 --                       notifies waits for the one before it, in the whole server, so leave it out of busy transactions
 --
@@ -180,6 +180,9 @@ begin
     if scope not in ('live', 'ever', 'none') then
         raise exception 'scope is %; use live, ever or none', quote_literal(scope) using errcode = '22023';
     end if;
+    if correlation_key is null and scope <> 'live' then
+        raise exception 'scope says how long a correlation key is reserved; give one' using errcode = '22023';
+    end if;
     if unique_for is not null and (correlation_key is null or scope = 'none') then
         raise exception 'unique_for reserves a correlation key; give one, with scope live or ever' using errcode = '22023';
     end if;
@@ -199,7 +202,7 @@ begin
         values (
             insert_job.fsm, insert_job.fsm_version, insert_job.step, args, insert_job.queue, insert_job.priority, due,
             insert_job.concurrency_key, insert_job.correlation_key, scope_statuses, reserved_until,
-            insert_job.metadata, insert_job.tags, insert_job.deadline_at, insert_job.expires_at
+            insert_job.metadata, nullif(insert_job.tags, '{}'), insert_job.deadline_at, insert_job.expires_at
         )
         on conflict (correlation_guard) where correlation_guard is not null do nothing
         returning g.id into row_id;

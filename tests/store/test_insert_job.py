@@ -293,6 +293,7 @@ async def test_a_holder_that_cannot_be_seen_is_a_serialization_failure(connectio
         ({"eligible_at": FUTURE, "schedule_in": dt.timedelta(1)}, "exclude each other"),
         ({"scope": "forever"}, "scope is 'forever'; use live, ever or none"),
         ({"correlation_key": "k", "scope": "LIVE"}, "scope is 'LIVE'"),
+        ({"scope": "ever"}, "scope says how long a correlation key is reserved"),
         ({"unique_for": dt.timedelta(hours=1)}, "unique_for reserves a correlation key"),
         ({"unique_for": dt.timedelta(hours=1), "correlation_key": "k", "scope": "none"}, "unique_for reserves"),
         ({"unique_for": dt.timedelta(0), "correlation_key": "k"}, "unique_for is 0"),
