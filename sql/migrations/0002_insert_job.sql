@@ -2,10 +2,11 @@
 -- oldest worker: 0.1.0
 -- phase: expand
 --
---     select id, inserted from gendurable.insert_job('send_mail', '{"to": "a@example.org"}', correlation_key => 'mail:42');
+--     select id, inserted
+--     from gendurable.insert_job('send_mail', '{"to": "a@example.org"}', correlation_key => 'mail:42');
 --
 -- The row is part of the caller's transaction: workers see it when that commits. Null stands for the default of a
--- parameter. What the Python client refuses is refused here, with SQLSTATE 22023 and a message that says what to change.
+-- parameter. What the Python client refuses is refused here, with SQLSTATE 22023 and a message that says what to do.
 --
 --     fsm               name of the job or machine
 --     args              its arguments, or the state of a machine: a JSON object, 1 MiB as Postgres prints it, 64 levels
@@ -26,8 +27,8 @@
 --     notify            wake a worker when the transaction commits, instead of when it polls next. Every commit that
 --                       notifies waits for the one before it, in the whole server, so leave it out of busy transactions
 --
--- Answers the id and whether a row was written. A key that is taken gives the id of its holder and false; if that holder
--- is not committed yet, the call waits for its transaction. Under repeatable read and serializable, a holder that this
+-- Answers the id and whether a row was written. A key that is taken gives the id of its holder and false; if that is
+-- not committed yet, the call waits for its transaction. Under repeatable read and serializable, a holder that this
 -- transaction cannot see ends the call with SQLSTATE 40001: try the transaction again.
 
 create function gendurable.insert_job(
@@ -184,7 +185,8 @@ begin
         raise exception 'scope says how long a correlation key is reserved; give one' using errcode = '22023';
     end if;
     if unique_for is not null and (correlation_key is null or scope = 'none') then
-        raise exception 'unique_for reserves a correlation key; give one, with scope live or ever' using errcode = '22023';
+        raise exception 'unique_for reserves a correlation key; give one, with scope live or ever'
+            using errcode = '22023';
     end if;
     reserved_until := now() + unique_for;
     scope_statuses := case
@@ -225,8 +227,8 @@ begin
             return;
         end if;
 
-        -- A reservation that is over, of a row that ended, is freed and the insert tried again. Skips a row that another
-        -- transaction holds: it then still counts as the holder, which was true when we looked.
+        -- A reservation that is over, of a row that ended, is freed and the insert tried again. Skips a row that
+        -- another transaction holds: it then still counts as the holder, which was true when we looked.
         with expired as materialized (
             select g.id
             from gendurable.gen_durable as g
