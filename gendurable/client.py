@@ -90,26 +90,30 @@ class Client(InstanceReader):
             )
         )
         self._owns_database = True
-        self._set_up(self._database, notify=notify, hub=hub or PokeHub(), metrics=Metrics())
+        emitter = PokeEmitter(
+            NotificationStore(self._database),
+            schema=self._database.schema,
+            sender=f"client/{uuid.uuid4()}",
+            metrics=Metrics(),
+        )
+        self._set_up(self._database, notify=notify, hub=hub or PokeHub(), emitter=emitter)
 
     @classmethod
-    def over(cls, database: Database, *, hub: PokeHub, metrics: Metrics, notify: bool = True) -> Self:
-        """A client on an engine's own pool and wake-ups; opening and closing the pool stays with the engine."""
+    def over(cls, database: Database, *, hub: PokeHub, emitter: PokeEmitter) -> Self:
+        """A client on an engine's own pool and wake-ups; opening and closing them stays with the engine."""
         client = cls.__new__(cls)
         client._database = database
         client._owns_database = False
-        client._set_up(database, notify=notify, hub=hub, metrics=metrics)
+        client._set_up(database, notify=True, hub=hub, emitter=emitter)
         return client
 
-    def _set_up(self, database: Database, *, notify: bool, hub: PokeHub, metrics: Metrics) -> None:
+    def _set_up(self, database: Database, *, notify: bool, hub: PokeHub, emitter: PokeEmitter) -> None:
         self._inserts = InsertStore(database)
         self._instances = InstanceStore(database)
         self._notifications = NotificationStore(database)
         self._hub = hub
         self._notifies = notify
-        self._emitter = PokeEmitter(
-            self._notifications, schema=database.schema, sender=f"client/{uuid.uuid4()}", metrics=metrics
-        )
+        self._emitter = emitter
         self._watcher = InstanceWatcher(self._instances)
         self._on_answered = self._emitter.hurry
         self._batcher = InsertBatcher(self._insert_batch)
@@ -125,7 +129,7 @@ class Client(InstanceReader):
         """
         if self._owns_database:
             await self._database.open()
-        self._emitting = asyncio.get_running_loop().create_task(self._emitter.run())
+            self._emitting = asyncio.get_running_loop().create_task(self._emitter.run())
         return self
 
     async def __aexit__(
@@ -140,8 +144,8 @@ class Client(InstanceReader):
             await self._batcher.close()
         finally:
             await self._watcher.close()
-            self._emitter.drain()
             if self._emitting is not None:
+                self._emitter.drain()
                 await asyncio.wait([self._emitting], timeout=2.0)
                 self._emitting.cancel()
             if self._owns_database:
@@ -151,6 +155,10 @@ class Client(InstanceReader):
     def database(self) -> Database:
         """The pool, for the engine and for tools."""
         return self._database
+
+    def note_ended(self, instance_id: int) -> None:
+        """An engine of this process has made an instance's end durable; whoever waits for it is answered at once."""
+        self._watcher.note_ended(instance_id)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:

@@ -23,7 +23,6 @@ from gendurable.runtime.picker import Picker
 from gendurable.runtime.service import Service
 from gendurable.runtime.supervisor import Supervisor
 from gendurable.settings import Settings
-from gendurable.store.claims import ClaimStore
 from gendurable.store.database import Database
 from gendurable.store.leases import LeaseStore
 
@@ -44,13 +43,11 @@ class Parts:
 
     settings: Settings
     database: Database
-    listen_database: Database | None
     registry: Registry
     metrics: Metrics
     hub: PokeHub
     holdings: Holdings
     client: Client
-    claims: ClaimStore
     leases: LeaseStore
     emitter: PokeEmitter
     listener: PokeListener | None

@@ -71,13 +71,17 @@ class InstanceWatcher:
             if not futures:
                 del self._waiters[instance_id]
 
+    def note_ended(self, instance_id: int) -> None:
+        """An engine of this process has just made an end durable: answer without looking."""
+        for future in self._waiters.get(instance_id, ()):
+            if not future.done():
+                future.set_result(True)
+
     async def _poll(self) -> None:
         pause_s = FIRST_LOOK_S
         while self._waiters:
-            if self._changed.is_set():
-                self._changed.clear()
+            if await self._sleep(pause_s):
                 pause_s = FIRST_LOOK_S
-            await self._sleep(pause_s)
             pause_s = min(LOOK_INTERVAL_MAX_S, pause_s * 1.5)
             try:
                 await self._look_once()
@@ -85,16 +89,17 @@ class InstanceWatcher:
                 log.debug("waiting callers were not answered", error=str(error))
                 pause_s = LOOK_INTERVAL_MAX_S * 10
 
-    async def _sleep(self, pause_s: float) -> None:
-        """Sleep, but not past the first look that a new caller is owed."""
+    async def _sleep(self, pause_s: float) -> bool:
+        """Sleep, but not past the first look that a new caller is owed; True when there is a new caller."""
         started_s = time.monotonic()
         try:
             await asyncio.wait_for(self._changed.wait(), pause_s)
         except TimeoutError:
-            return
+            return False
         self._changed.clear()
         left_s = pause_s - (time.monotonic() - started_s)
         await asyncio.sleep(max(0.0, min(left_s, FIRST_LOOK_S)))
+        return True
 
     async def _look_once(self) -> None:
         ids = list(self._waiters)

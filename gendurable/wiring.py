@@ -1,6 +1,6 @@
 """The composition root: the one place that names concrete classes and puts an engine together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from random import Random
 
@@ -33,7 +33,7 @@ from gendurable.store.notifications import NotificationStore
 from gendurable.store.outcomes import OutcomeStore
 from gendurable.store.retention import RetentionStore
 
-UNFLUSHED_CLAIMS = 3
+UNFLUSHED_BATCHES = 3
 """Batches of outcomes that may wait for the flusher before a queue stops claiming: two keep it busy, one is slack."""
 
 
@@ -74,200 +74,174 @@ def build_engine(settings: Settings, registry: Registry, *, seed: int | None = N
         ConfigurationError: All problems of the settings, and queues no flusher is routed to.
     """
     require_valid(settings)
-    queues = settings.queues_for(registry.queues())
-    identity = identify(node=settings.node, version=product_version())
-    database = Database(connect_options(settings, application_name=f"gendurable {identity.node}"))
-    metrics, hub, holdings, rng = Metrics(), PokeHub(), Holdings(), Random(seed)
-    listen_database = None
-    if settings.listen.dsn is not None:
-        listen_database = Database(connect_options(settings, dsn=settings.listen.dsn.reveal()))
-    notifications = NotificationStore(database, listen_database=listen_database)
-    emitter = PokeEmitter(notifications, schema=database.schema, sender=identity.boot, metrics=metrics)
-    claims = ClaimStore(database, boot=identity.boot)
-    leases = LeaseStore(database, identity)
+    return Engine(_Wiring(settings, registry, Random(seed)).parts())
 
-    def announce(queue: str) -> None:
-        hub.poke(queue)
-        emitter.poke(queue)
 
-    flushers = _flushers(settings, queues, OutcomeStore(database, boot=identity.boot), metrics, rng, announce)
-    cut: list[Claim] = []
-    executors = {
-        queue: _executor(
-            queue,
-            one,
-            settings,
-            registry,
-            holdings,
-            flushers[str(settings.flush.flusher_of(queue))],
-            metrics,
-            hub,
-            cut,
-            rng,
+class _Wiring:
+    """One engine in the making: what everything shares, and one method for each part."""
+
+    def __init__(self, settings: Settings, registry: Registry, rng: Random) -> None:
+        self.settings, self.registry, self.rng = settings, registry, rng
+        self.queues = settings.queues_for(registry.queues())
+        self.identity = identify(node=settings.node, version=product_version())
+        self.lease_ttl_ms = int(settings.lease.ttl_s * 1000)
+        self.database = Database(connect_options(settings, application_name=f"gendurable {self.identity.node}"))
+        self.listen_database = None
+        if settings.listen.dsn is not None:
+            self.listen_database = Database(connect_options(settings, dsn=settings.listen.dsn.reveal()))
+        self.metrics, self.hub, self.holdings = Metrics(), PokeHub(), Holdings()
+        self.notifications = NotificationStore(self.database, listen_database=self.listen_database)
+        self.emitter = PokeEmitter(
+            self.notifications, schema=self.database.schema, sender=self.identity.boot, metrics=self.metrics
         )
-        for queue, one in queues.items()
-    }
-    pickers = {
-        queue: Picker(
-            queue=queue,
-            settings=one,
-            lease_ttl_ms=int(settings.lease.ttl_s * 1000),
-            store=claims,
-            executor=executors[queue],
-            holdings=holdings,
-            metrics=metrics,
-            rng=rng,
-            unflushed_max=min(settings.flush.queue_max, settings.flush.batch_max * UNFLUSHED_CLAIMS),
-            on_unheld=announce,
-        )
-        for queue, one in queues.items()
-    }
+        self.client = Client.over(self.database, hub=self.hub, emitter=self.emitter)
+        self.claims = ClaimStore(self.database, boot=self.identity.boot)
+        self.leases = LeaseStore(self.database, self.identity)
+        self.cut: list[Claim] = []
+        self.flushers = {name: self._flusher(name) for name in sorted(self._flusher_names())}
+        self.executors = {queue: self._executor(queue, one) for queue, one in self.queues.items()}
+        self.pickers = {queue: self._picker(queue, one) for queue, one in self.queues.items()}
 
-    def interrupt(instance_ids: Sequence[int]) -> None:
-        for executor in executors.values():
+    def parts(self) -> Parts:
+        parts = Parts(
+            settings=self.settings,
+            database=self.database,
+            registry=self.registry,
+            metrics=self.metrics,
+            hub=self.hub,
+            holdings=self.holdings,
+            client=self.client,
+            leases=self.leases,
+            emitter=self.emitter,
+            listener=self._listener() if self.settings.listen.enabled else None,
+            heartbeat=self._heartbeat(),
+            flushers=list(self.flushers.values()),
+            executors=self.executors,
+            pickers=self.pickers,
+            upkeep=self._upkeep(),
+            cut=self.cut,
+            observed=Observed(),
+        )
+        add_gauges(parts, version=product_version())
+        return parts
+
+    def _announce(self, queue: str) -> None:
+        """A row became runnable that any process may run."""
+        self.hub.poke(queue)
+        self.emitter.poke(queue)
+
+    def _interrupt(self, instance_ids: Sequence[int]) -> None:
+        """Somebody cancelled these instances; those that execute here are interrupted."""
+        for executor in self.executors.values():
             executor.cancel(instance_ids)
 
-    heartbeat = Heartbeat(
-        database=database,
-        leases=leases,
-        holdings=holdings,
-        queues=list(queues),
-        interval_s=settings.lease.heartbeat_s,
-        lease_ttl_ms=int(settings.lease.ttl_s * 1000),
-        metrics=metrics,
-        rng=rng,
-        on_cancelled=interrupt,
-    )
-    listener = None
-    if settings.listen.enabled:
-        listener = PokeListener(
-            notifications,
-            hub,
-            schema=database.schema,
-            sender=identity.boot,
-            metrics=metrics,
-            rng=rng,
-            on_cancelled=interrupt,
-        )
-    parts = Parts(
-        settings=settings,
-        database=database,
-        listen_database=listen_database,
-        registry=registry,
-        metrics=metrics,
-        hub=hub,
-        holdings=holdings,
-        client=Client.over(database, hub=hub, metrics=metrics),
-        claims=claims,
-        leases=leases,
-        emitter=emitter,
-        listener=listener,
-        heartbeat=heartbeat,
-        flushers=list(flushers.values()),
-        executors=executors,
-        pickers=pickers,
-        upkeep=_upkeep(settings, database, claims, leases, metrics, rng, announce),
-        cut=cut,
-        observed=Observed(),
-    )
-    add_gauges(parts, version=product_version())
-    return Engine(parts)
+    def _flusher_names(self) -> set[str]:
+        return {str(self.settings.flush.flusher_of(queue)) for queue in self.queues}
 
-
-def _flushers(
-    settings: Settings,
-    queues: dict[str, QueueSettings],
-    store: OutcomeStore,
-    metrics: Metrics,
-    rng: Random,
-    announce: Callable[[str], None],
-) -> dict[str, Flusher]:
-    """One flusher for each route that serves a queue."""
-    names = {str(settings.flush.flusher_of(queue)) for queue in queues}
-    return {
-        name: Flusher(
-            store,
+    def _flusher(self, name: str) -> Flusher:
+        return Flusher(
+            OutcomeStore(self.database, boot=self.identity.boot),
             name=name,
-            batch_max=settings.flush.batch_max,
-            delay_max_s=settings.flush.delay_max_s,
-            metrics=metrics,
-            rng=rng,
-            on_unheld=announce,
+            batch_max=self.settings.flush.batch_max,
+            delay_max_s=self.settings.flush.delay_max_s,
+            metrics=self.metrics,
+            rng=self.rng,
+            on_unheld=self._announce,
         )
-        for name in sorted(names)
-    }
 
+    def _executor(self, queue: str, one: QueueSettings) -> Executor:
+        steps = self.settings.steps
+        return Executor(
+            ExecutorOptions(
+                queue=queue, concurrency=one.concurrency, sync_threads=one.sync_threads, timeout_s=steps.timeout_s
+            ),
+            registry=self.registry,
+            policy=Policy(max_attempts=steps.max_attempts, max_snoozes=steps.max_snoozes, backoff_s=self._backoff_s),
+            holdings=self.holdings,
+            sink=self.flushers[str(self.settings.flush.flusher_of(queue))],
+            metrics=self.metrics,
+            on_release=self.cut.append,
+            on_continue=self.hub.poke,
+            on_ended=self.client.note_ended,
+        )
 
-def _executor(
-    queue: str,
-    one: QueueSettings,
-    settings: Settings,
-    registry: Registry,
-    holdings: Holdings,
-    flusher: Flusher,
-    metrics: Metrics,
-    hub: PokeHub,
-    cut: list[Claim],
-    rng: Random,
-) -> Executor:
-    steps, backoff = settings.steps, settings.backoff
-
-    def backoff_s(attempt: int) -> float:
+    def _backoff_s(self, attempt: int) -> float:
+        backoff = self.settings.backoff
         return exponential_backoff_s(
             attempt,
-            rng=rng,
+            rng=self.rng,
             base_s=backoff.base_s,
             max_s=backoff.max_s,
             jitter=(1 - backoff.jitter, 1 + backoff.jitter),
         )
 
-    return Executor(
-        ExecutorOptions(
-            queue=queue, concurrency=one.concurrency, sync_threads=one.sync_threads, timeout_s=steps.timeout_s
-        ),
-        registry=registry,
-        policy=Policy(max_attempts=steps.max_attempts, max_snoozes=steps.max_snoozes, backoff_s=backoff_s),
-        holdings=holdings,
-        sink=flusher,
-        metrics=metrics,
-        on_release=cut.append,
-        on_continue=hub.poke,
-    )
+    def _picker(self, queue: str, one: QueueSettings) -> Picker:
+        flush = self.settings.flush
+        return Picker(
+            queue=queue,
+            settings=one,
+            lease_ttl_ms=self.lease_ttl_ms,
+            store=self.claims,
+            executor=self.executors[queue],
+            holdings=self.holdings,
+            metrics=self.metrics,
+            rng=self.rng,
+            unflushed_max=min(flush.queue_max, flush.batch_max * UNFLUSHED_BATCHES),
+            on_unheld=self._announce,
+        )
 
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            database=self.database,
+            leases=self.leases,
+            holdings=self.holdings,
+            queues=list(self.queues),
+            interval_s=self.settings.lease.heartbeat_s,
+            lease_ttl_ms=self.lease_ttl_ms,
+            metrics=self.metrics,
+            rng=self.rng,
+            on_cancelled=self._interrupt,
+        )
 
-def _upkeep(
-    settings: Settings,
-    database: Database,
-    claims: ClaimStore,
-    leases: LeaseStore,
-    metrics: Metrics,
-    rng: Random,
-    announce: Callable[[str], None],
-) -> list[Service]:
-    """The loops that look after the whole database, as far as this process takes part in that."""
-    services: list[Service] = []
-    if settings.reaper.enabled:
-        services.append(
-            Reaper(
-                leases=leases,
-                rows_max=settings.reaper.batch_max,
-                crashes_max=settings.steps.max_crashes,
-                lease_ttl_s=settings.lease.ttl_s,
-                heartbeat_s=settings.lease.heartbeat_s,
-                metrics=metrics,
-                rng=rng,
-                proves_dead=proves_dead,
-                on_runnable=announce,
+    def _listener(self) -> PokeListener:
+        return PokeListener(
+            self.notifications,
+            self.hub,
+            schema=self.database.schema,
+            sender=self.identity.boot,
+            metrics=self.metrics,
+            rng=self.rng,
+            on_cancelled=self._interrupt,
+        )
+
+    def _upkeep(self) -> list[Service]:
+        """The loops that look after the whole database, as far as this process takes part in that."""
+        settings, services = self.settings, list[Service]()
+        if settings.reaper.enabled:
+            services.append(
+                Reaper(
+                    leases=self.leases,
+                    rows_max=settings.reaper.batch_max,
+                    crashes_max=settings.steps.max_crashes,
+                    lease_ttl_s=settings.lease.ttl_s,
+                    heartbeat_s=settings.lease.heartbeat_s,
+                    metrics=self.metrics,
+                    rng=self.rng,
+                    proves_dead=proves_dead,
+                    on_runnable=self._announce,
+                )
             )
-        )
-    if settings.collector.enabled:
-        services.append(
-            Collector(settings=settings.collector, store=RetentionStore(database), metrics=metrics, rng=rng)
-        )
-    if settings.reconciler.enabled:
-        services.append(
-            Reconciler(
-                store=claims, interval_s=settings.reconciler.interval_s, metrics=metrics, rng=rng, on_unheld=announce
+        if settings.collector.enabled:
+            store = RetentionStore(self.database)
+            services.append(Collector(settings=settings.collector, store=store, metrics=self.metrics, rng=self.rng))
+        if settings.reconciler.enabled:
+            services.append(
+                Reconciler(
+                    store=self.claims,
+                    interval_s=settings.reconciler.interval_s,
+                    metrics=self.metrics,
+                    rng=self.rng,
+                    on_unheld=self._announce,
+                )
             )
-        )
-    return services
+        return services

@@ -61,6 +61,7 @@ class Executor:
         metrics: Metrics,
         on_release: Callable[[Claim], None],
         on_continue: Callable[[str, float], None],
+        on_ended: Callable[[int], None],
     ) -> None:
         """Nothing runs until :meth:`start`.
 
@@ -73,6 +74,7 @@ class Executor:
             metrics: What is counted.
             on_release: Takes a row that was cut off and must be handed back.
             on_continue: Told the queue and the seconds until due when a row goes on.
+            on_ended: Told an instance whose end is durable.
         """
         self.options = options
         self.name = f"executor:{options.queue}"
@@ -83,6 +85,7 @@ class Executor:
         self._metrics = metrics
         self._on_release = on_release
         self._on_continue = on_continue
+        self._on_ended = on_ended
         self._on_free: Callable[[], None] = lambda: None
         self._waiting: deque[Claim] = deque()
         self._runs: set[Run] = set()
@@ -215,6 +218,8 @@ class Executor:
                 self._metrics.steps_committed.inc((claim.machine, claim.step, transition.outcome))
                 if due_in_s is not None:
                     self._on_continue(claim.queue, due_in_s)
+                else:
+                    self._on_ended(claim.id)
             elif verdict is Verdict.STALE:
                 self._metrics.outcomes_stale.inc((claim.machine, claim.step))
                 log.warning(
