@@ -1,6 +1,7 @@
-"""The opt-in batcher behind ``insert_async``: many callers' rows in one statement, with back-pressure, losing nothing."""
+"""The opt-in batcher behind ``insert_async``: many rows in one statement, with back-pressure, losing nothing."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from gendurable.errors import (
@@ -74,10 +75,8 @@ class InsertBatcher:
         self._closing.set()
         if self._loop is None:
             return
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._loop, timeout_s)
-        except TimeoutError:
-            pass
         while not self._queue.empty():
             _request, future = self._queue.get_nowait()
             self._fail(future, BatcherClosedError("the client was closed before the row could be written"))

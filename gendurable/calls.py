@@ -12,7 +12,7 @@ from gendurable.store.inserts import NewRow
 
 
 def check_target_id(target: int | None, key: str | None) -> tuple[int | None, str | None]:
-    """Exactly one of an id and a key."""
+    """Return exactly one of an id and a key, or raise InvalidValueError."""
     if (target is None) == (key is None):
         raise InvalidValueError("give an id or key=, exactly one of them", path="target")
     if target is not None and (isinstance(target, bool) or not isinstance(target, int)):
@@ -23,6 +23,7 @@ def check_target_id(target: int | None, key: str | None) -> tuple[int | None, st
 
 
 def statuses(status: Sequence[Status | str] | Status | str | None) -> tuple[str, ...] | None:
+    """Return the statuses of a filter, or raise InvalidValueError for one that does not exist."""
     if status is None:
         return None
     wanted = [status] if isinstance(status, str) else list(status)
@@ -34,6 +35,7 @@ def statuses(status: Sequence[Status | str] | Status | str | None) -> tuple[str,
 
 
 def check_step(request: Request, options: InsertOptions) -> None:
+    """Raise InvalidValueError when a row is to start at a step its machine does not have."""
     definition = request.definition
     if options.step is not None and options.step not in definition.steps:
         raise InvalidValueError(

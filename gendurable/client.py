@@ -77,7 +77,7 @@ class Client(InstanceReader):
             ConfigurationError: The schema's name cannot be used.
             InvalidValueError: A timeout cannot be used.
         """
-        self._database = Database(
+        database = Database(
             ConnectOptions(
                 dsn=dsn,
                 schema=schema,
@@ -89,25 +89,28 @@ class Client(InstanceReader):
                 application_name="gendurable client",
             )
         )
-        self._owns_database = True
         emitter = PokeEmitter(
-            NotificationStore(self._database),
-            schema=self._database.schema,
+            NotificationStore(database),
+            schema=database.schema,
             sender=f"client/{uuid.uuid4()}",
             metrics=Metrics(),
         )
-        self._set_up(self._database, notify=notify, hub=hub or PokeHub(), emitter=emitter)
+        self._set_up(database, owns_database=True, notify=notify, hub=hub or PokeHub(), emitter=emitter)
 
     @classmethod
     def over(cls, database: Database, *, hub: PokeHub, emitter: PokeEmitter) -> Self:
         """A client on an engine's own pool and wake-ups; opening and closing them stays with the engine."""
         client = cls.__new__(cls)
-        client._database = database
-        client._owns_database = False
-        client._set_up(database, notify=True, hub=hub, emitter=emitter)
+        client._set_up(  # noqa: SLF001 - this is the other constructor
+            database, owns_database=False, notify=True, hub=hub, emitter=emitter
+        )
         return client
 
-    def _set_up(self, database: Database, *, notify: bool, hub: PokeHub, emitter: PokeEmitter) -> None:
+    def _set_up(
+        self, database: Database, *, owns_database: bool, notify: bool, hub: PokeHub, emitter: PokeEmitter
+    ) -> None:
+        self._database = database
+        self._owns_database = owns_database
         self._inserts = InsertStore(database)
         self._instances = InstanceStore(database)
         self._notifications = NotificationStore(database)
@@ -138,7 +141,7 @@ class Client(InstanceReader):
         """Write what ``insert_async`` still holds, send the last wake-ups, close the connections.
 
         Raises:
-            BatcherClosedError: Rows of ``insert_async`` could not be written; it names how many, and their futures say why.
+            BatcherClosedError: Rows of ``insert_async`` could not be written; their futures say why.
         """
         try:
             await self._batcher.close()
@@ -245,8 +248,8 @@ class Client(InstanceReader):
     async def insert_async(self, request: Request, **options: Any) -> "asyncio.Future[InsertAnswer]":
         """Hand one instance to the batcher, which writes many callers' rows in one statement.
 
-        The call waits while the buffer is full, and returns a future of the answer. Rows are written within milliseconds;
-        closing the client writes what is left. One bad row costs only itself: its future gets the error.
+        The call waits while the buffer is full, and returns a future of the answer. Rows are written within
+        milliseconds; closing the client writes what is left. One bad row costs only itself: its future gets the error.
 
         Raises:
             InvalidValueError: An option cannot be used; nothing was handed over.
@@ -266,8 +269,9 @@ class Client(InstanceReader):
         """Cancel an instance.
 
         Returns:
-            ``Cancelled`` when it waited and has ended now; ``CancelRequested`` when it executes: its step is interrupted, its
-            outcome is refused, and it ends at its next commit; ``NotCancelled`` when it had ended before.
+            ``Cancelled`` when it waited and has ended now; ``CancelRequested`` when it executes: its step is
+            interrupted, its outcome is refused, and it ends at its next commit; ``NotCancelled`` when it had
+            ended before.
 
         Raises:
             NotFoundError: No instance has this id, or the key addresses none.
@@ -288,8 +292,8 @@ class Client(InstanceReader):
         """Run a failed or cancelled instance again, from the step it ended in, with fresh attempts.
 
         Returns:
-            ``Retried``; ``Conflict(holder)`` when its correlation key belongs to another instance now; ``NotRetried`` when it
-            has not ended, or is done.
+            ``Retried``; ``Conflict(holder)`` when its correlation key belongs to another instance now; ``NotRetried``
+            when it has not ended, or is done.
 
         Raises:
             NotFoundError: There is no such instance.
@@ -326,7 +330,7 @@ class Client(InstanceReader):
         self._emitter.poke(queue, due_in_s)
 
     async def _wake(self, due_in_s: Mapping[str, float], connection: Connection | None) -> None:
-        """Wake the workers: after our own commit out of band, after the caller's by a NOTIFY in their transaction [L24]."""
+        """Wake the workers: after our commit out of band, after the caller's by a NOTIFY in their transaction [L24]."""
         if not due_in_s:
             return
         pending = self._after_commit.get(id(connection)) if connection is not None else None
@@ -334,7 +338,7 @@ class Client(InstanceReader):
             for queue, seconds in due_in_s.items():
                 pending[queue] = min(seconds, pending.get(queue, seconds))
         elif connection is not None and connection.is_in_transaction():
-            # Postgres drops a notification that repeats an earlier one of the same transaction, so a queue costs one.
+            # Postgres drops a notification that repeats one of the same transaction, so a queue costs one.
             message = PokeMessage(q={queue: int(seconds * 1000) for queue, seconds in sorted(due_in_s.items())})
             await self._notifications.notify(
                 channel_of(self._database.schema), encode_message(message), connection=connection

@@ -236,9 +236,9 @@ class Engine:
 
     async def _flush_all(self) -> None:
         """Wait until every outcome is durable, within a time limit; the flushers go on while the database is away."""
-        deadline_s = time.monotonic() + FLUSH_STOP_S
-        while any(flusher.backlog for flusher in self._parts.flushers) and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.002)
+        settled = asyncio.gather(*(flusher.wait_settled() for flusher in self._parts.flushers))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(settled, FLUSH_STOP_S)
 
 
 async def _first_of(*events: asyncio.Event) -> None:

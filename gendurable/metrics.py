@@ -1,8 +1,8 @@
 """The metrics of one engine: cheap to count on the hot path, rendered for Prometheus when somebody asks.
 
-The official client locks and looks its labels up at every increment, which at tens of thousands of steps per second is a
-large part of a step. Here a count is one dictionary update on the event loop; the official client's exposition format is
-built from these values at scrape time.
+The official client locks and looks its labels up at every increment, which at tens of thousands of steps per second is
+a large part of a step. Here a count is one dictionary update on the event loop; the official client's exposition format
+is built from these values at scrape time.
 """
 
 from bisect import bisect_left

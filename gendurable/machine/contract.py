@@ -182,8 +182,8 @@ class Machine(Generic[StateT]):
         where = f"{cls.__module__}.{cls.__qualname__}"
         if unknown:
             raise DefinitionError(
-                f"{where} has unknown options {', '.join(sorted(unknown))}; known are queue, name, version, max_attempts"
-                " and backoff"
+                f"{where} has unknown options {', '.join(sorted(unknown))}; known are queue, name, version,"
+                " max_attempts and backoff"
             )
         cls.definition = _define(
             cls, where, queue=queue, name=name, version=version, max_attempts=max_attempts, backoff=backoff
@@ -192,7 +192,8 @@ class Machine(Generic[StateT]):
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse: an attribute would be shared by every instance in this process and lost with it."""
         raise AttributeError(
-            f"{type(self).__name__}.{name} cannot be set: a machine holds nothing between steps; return a new state instead"
+            f"{type(self).__name__}.{name} cannot be set: a machine holds nothing between steps; return a new state"
+            " instead"
         )
 
     @classmethod

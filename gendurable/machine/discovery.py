@@ -56,8 +56,8 @@ def _add_entry_point(registry: Registry, point: EntryPoint) -> None:
     definition = item.definition
     if point.name not in {definition.name, f"{definition.name}@{definition.version}"}:
         raise DiscoveryError(
-            f"the entry point is called {point.name!r} but the machine {definition.name!r}; the two must be equal, because"
-            " rows are stored under that name"
+            f"the entry point is called {point.name!r} but the machine {definition.name!r}; the two must be equal,"
+            " because rows are stored under that name"
         )
     registry.add(item)
     module = sys.modules[item.function.__module__ if isinstance(item, Job) else item.__module__]

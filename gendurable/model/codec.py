@@ -42,8 +42,8 @@ def encode_json(value: object, *, name: str) -> str:
         raise InvalidValueError(f"{name} cannot be stored as JSON: {error}", path=name) from error
     if len(raw) > VALUE_BYTES_MAX:
         raise InvalidValueError(
-            f"{name} takes {len(raw):,} bytes as JSON; at most {VALUE_BYTES_MAX:,} can be stored: keep a reference to it"
-            " instead",
+            f"{name} takes {len(raw):,} bytes as JSON; at most {VALUE_BYTES_MAX:,} can be stored: keep a reference to"
+            " it instead",
             path=name,
         )
     # NaN and the infinities are encoded as null, so a text without a null has none of them; the other two checks are

@@ -1,4 +1,4 @@
-"""Tells other processes about new work, out of band and gathered: a NOTIFY inside a hot commit serialises commits [L24]."""
+"""Tells other processes about new work, out of band and gathered: a NOTIFY in a hot commit serialises commits [L24]."""
 
 import asyncio
 import time

@@ -63,7 +63,7 @@ class Collector:
             self._metrics.collected.inc((), batch.deleted)
             if batch.seen < settings.batch_max:
                 break
-            # A full batch that deleted nothing is all spared rows: go on behind it. After a deletion the same place is
-            # looked at again, because rows that ended in one commit share one time and may lie on both sides of the cut.
+            # A full batch that deleted nothing is all spared rows: go on behind it. After a deletion the same place
+            # is looked at again, because rows that ended in one commit share one time, on both sides of the cut.
             after = batch.reached if batch.deleted == 0 else after
         return deleted

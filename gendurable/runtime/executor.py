@@ -96,7 +96,7 @@ class Executor:
         self._idle.set()
         self._threads = ThreadPoolExecutor(options.sync_threads, thread_name_prefix=f"gendurable-{options.queue}")
         self._caller: StepCaller | None = None
-        self.pace = Pace()
+        self._pace = Pace()
         self.finished_total = 0
         self.unflushed = 0
 
@@ -120,6 +120,11 @@ class Executor:
     def on_free(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` whenever a slot becomes free."""
         self._on_free = wake
+
+    @property
+    def pace(self) -> Pace:
+        """How fast this queue finishes steps."""
+        return self._pace
 
     @property
     def running(self) -> int:
@@ -198,7 +203,7 @@ class Executor:
         finally:
             self._runs.discard(run)
             self.finished_total += 1
-            self.pace.finished()
+            self._pace.finished()
         metrics = self._metrics
         metrics.step_duration.observe(time.monotonic() - run.started_s, (claim.machine, claim.step))
         outcome = "release" if transition is None else transition.outcome

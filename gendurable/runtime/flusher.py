@@ -2,8 +2,9 @@
 
 Adaptive group commit: an idle flusher writes at once, and while a transaction runs the next batch grows by itself.
 
-An outcome that the batch left out is either lost (another worker has the row) or busy (a caller's open transaction holds
-the row). The two are told apart by reading; busy ones go to a slow lane, so that no caller can make a batch wait [L1].
+An outcome that the batch left out is either lost (another worker has the row) or busy (a caller's open transaction
+holds the row). The two are told apart by reading; busy ones go to a slow lane, so that no caller can make a batch
+wait [L1].
 """
 
 import asyncio
@@ -78,11 +79,18 @@ class Flusher:
         self._busy: set[asyncio.Task[None]] = set()
         self._slow_lane = asyncio.Semaphore(SLOW_LANE_ROWS_MAX)
         self._in_transaction = 0
+        self._progress = asyncio.Event()
 
     @property
     def backlog(self) -> int:
         """Outcomes that are not durable yet."""
         return len(self._waiting) + self._in_transaction + len(self._busy)
+
+    async def wait_settled(self) -> None:
+        """Return when every outcome handed over so far has been answered."""
+        while self.backlog:
+            self._progress.clear()
+            await self._progress.wait()
 
     def put(self, transition: Transition, settle: Settle) -> None:
         """Queue an outcome; the pickers claim nothing new while the backlog is too long, so this need not wait."""
@@ -127,6 +135,7 @@ class Flusher:
             await self._commit(ordered)
         finally:
             self._in_transaction = 0
+            self._progress.set()
 
     async def _commit(self, batch: Sequence[Entry]) -> None:
         """Commit a batch whatever happens to the connection, splitting it when a value in it is refused."""
@@ -148,7 +157,7 @@ class Flusher:
                 await asyncio.sleep(self._rng.uniform(0.001, 0.01))
             except StoreRejectedError as error:
                 self._metrics.flush_errors.inc()
-                log.error("a flush was rejected, trying again", error=str(error), outcomes=len(batch))
+                log.warning("a flush was rejected, trying again", error=str(error), outcomes=len(batch))
                 await asyncio.sleep(backoff.next_s())
             except StoreUnavailableError as error:
                 self._metrics.flush_errors.inc()
@@ -235,9 +244,13 @@ class Flusher:
                 self._metrics.outcomes_busy.inc()
                 task = asyncio.get_running_loop().create_task(self._commit_slowly(transition, settle))
                 self._busy.add(task)
-                task.add_done_callback(self._busy.discard)
+                task.add_done_callback(self._slow_lane_left)
             else:
                 settle(transition, Verdict.STALE, None)
+
+    def _slow_lane_left(self, task: asyncio.Task[None]) -> None:
+        self._busy.discard(task)
+        self._progress.set()
 
     async def _commit_slowly(self, transition: Transition, settle: Settle) -> None:
         """Wait for a row that a caller holds, in a transaction of its own, as long as the row is ours.
@@ -258,7 +271,7 @@ class Flusher:
                     return
                 continue
             except (StoreDataError, StoreRejectedError) as error:
-                log.error("an outcome was refused by the database", instance_id=transition.id, error=str(error))
+                log.warning("an outcome was refused by the database", instance_id=transition.id, error=str(error))
                 settle(transition, Verdict.REFUSED, None)
                 return
             for queue in answer.unheld_queues:

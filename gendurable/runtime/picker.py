@@ -1,22 +1,22 @@
 """Claims work for one queue, when there is both work and room for it.
 
-It never polls blindly: it wakes on a poke, on a freed slot while a backlog is known, when the next future row is due, and
-at the poll interval as the floor.
+It never polls blindly: it wakes on a poke, on a freed slot while a backlog is known, when the next future row is due,
+and at the poll interval as the floor.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Protocol
 
 from gendurable.backoff import ReconnectBackoff, jittered_s
 from gendurable.errors import StoreContendedError, StoreError
 from gendurable.logs import get_logger
 from gendurable.metrics import Metrics
 from gendurable.model.claim import Claim
-from gendurable.runtime.executor import Executor
 from gendurable.runtime.holdings import Holdings
-from gendurable.runtime.picking import Appetite, prefetch_rows, room_for_claims, room_worth_a_claim
+from gendurable.runtime.picking import Appetite, Pace, prefetch_rows, room_for_claims, room_worth_a_claim
 from gendurable.runtime.unresolved import UnresolvedMachines
 from gendurable.runtime.wake import Wake
 from gendurable.settings import QueueSettings
@@ -33,6 +33,35 @@ IMPATIENCE_S = 0.02
 """With few places free, wait this long for more of them before a claim takes just those."""
 
 
+class Slots(Protocol):
+    """Where claimed rows run: the executor, as the picker sees it."""
+
+    unflushed: int
+
+    @property
+    def pace(self) -> Pace:
+        """How fast the queue finishes steps."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Slots taken."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Claimed rows that wait for a slot."""
+        ...
+
+    def submit(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Run rows; return those whose machine is unknown."""
+        ...
+
+    def on_free(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` whenever a slot becomes free."""
+        ...
+
+
 class Picker:
     """The loop that keeps one queue's executor supplied."""
 
@@ -43,7 +72,7 @@ class Picker:
         settings: QueueSettings,
         lease_ttl_ms: int,
         store: ClaimStore,
-        executor: Executor,
+        executor: Slots,
         holdings: Holdings,
         metrics: Metrics,
         rng: Random,

@@ -33,9 +33,9 @@ def prefetch_rows(*, finished_per_s: float, prefetch: int | None, prefetch_max: 
 def room_worth_a_claim(appetite: Appetite) -> int:
     """Free places from which on a claim is worth its statement.
 
-    Half a prefetch, because below that rows still wait here and there is no hurry; a tenth of the slots at least, so that
-    a stream of single steps does not cost a claim each. When nothing waits, the whole prefetch is free, so slots that run
-    dry always reach it.
+    Half a prefetch, because below that rows still wait here and there is no hurry; a tenth of the slots at least, so
+    that a stream of single steps does not cost a claim each. When nothing waits, the whole prefetch is free, so slots
+    that run dry always reach it.
     """
     return max(1, min(max(appetite.min_demand, appetite.prefetch // 2), appetite.concurrency + appetite.prefetch))
 

@@ -41,10 +41,10 @@ class Reaper:
             rows_max: Rows of one statement.
             crashes_max: Processes a row may outlive.
             lease_ttl_s: Length of a lease.
-            heartbeat_s: Seconds between heartbeats: how long to wait after an outage, and twice that is suspect silence.
+            heartbeat_s: Seconds between heartbeats: the wait after an outage, and half of a suspect silence.
             metrics: What is counted.
             rng: Where jitter is drawn from.
-            proves_dead: Whether the process with this pid and start time, on this machine, is certainly gone.
+            proves_dead: Whether the process with this pid and start time, on this machine, is gone.
             on_runnable: Told a queue that got a row back.
         """
         self.name = "reaper"
@@ -97,7 +97,7 @@ class Reaper:
         if due_in_s > 0:
             return min(due_in_s, LOOK_INTERVAL_S)
         swept = await self.reap_once() + await self.end_overdue_once()
-        # Nothing taken although something has lapsed: its worker lives, or somebody holds the row. Look again in a while.
+        # Nothing taken although something has lapsed: its worker lives, or somebody holds the row. Look again later.
         return 0.0 if swept >= self._rows_max else (0.02 if swept else LOOK_INTERVAL_S)
 
     async def reap_once(self) -> int:
@@ -129,7 +129,7 @@ class Reaper:
         return len(ended)
 
     async def _check_neighbours(self) -> None:
-        """Let the leases of processes lapse that this machine can prove dead [L17]; a restart need not wait for them."""
+        """Let the leases of processes lapse that are proven dead [L17], so that a restart need not wait for them."""
         now_s = time.monotonic()
         if now_s < self._neighbours_at_s:
             return

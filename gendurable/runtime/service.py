@@ -6,8 +6,8 @@ from typing import Protocol
 class Service(Protocol):
     """A loop of the worker.
 
-    ``run`` goes on until ``drain`` was called and what it holds is settled, or until it is cancelled. A database that is
-    away costs it a pass; any other exception that leaves it is a bug and ends the process.
+    ``run`` goes on until ``drain`` was called and what it holds is settled, or until it is cancelled. A database that
+    is away costs it a pass; any other exception that leaves it is a bug and ends the process.
     """
 
     @property

@@ -59,8 +59,8 @@ class InsertStore:
             connection: A caller's connection, whose transaction this joins.
 
         Raises:
-            StoreContendedError: Inside a caller's REPEATABLE READ or SERIALIZABLE transaction, another transaction holds a
-                key and cannot be seen; nothing was written for it.
+            StoreContendedError: Inside a caller's REPEATABLE READ or SERIALIZABLE transaction, another transaction
+                holds a key and cannot be seen; nothing was written for it.
             StoreDataError: A value was refused; nothing was written.
             StoreUnavailableError: As :meth:`insert_alike`.
         """
@@ -71,8 +71,8 @@ class InsertStore:
             if not todo:
                 return [answer for answer in answers if answer is not None]
         raise StoreContendedError(
-            f"the holder of {rows[todo[0]].correlation_key!r} changed {LOOKUP_TRIES_MAX} times or cannot be seen by this"
-            " transaction; try again, in a READ COMMITTED transaction",
+            f"the holder of {rows[todo[0]].correlation_key!r} changed {LOOKUP_TRIES_MAX} times or cannot be seen by"
+            " this transaction; try again, in a READ COMMITTED transaction",
             constraint="gen_durable_correlation",
         )
 

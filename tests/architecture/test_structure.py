@@ -16,7 +16,7 @@ _EMPTY_CLASS_NAME = re.compile(r"(Helper|Manager|Utils?)s?$")
 # Where user code or third-party code is called, and nothing is known about what it may raise. Each place turns the
 # error into an outcome or counts it; any other exception is a bug and must end the process.
 _MAY_CATCH_EVERYTHING = {
-    "gendurable/runtime/executor.py",
+    "gendurable/runtime/stepping.py",  # around user code: steps, error handlers and middleware
 }
 
 _SQL = re.compile(
