@@ -18,6 +18,7 @@ from gendurable.model.answers import (
 from gendurable.model.insert import Duplicate, Inserted
 from gendurable.model.instance import Instance, Scope, Status
 from gendurable.model.outcome import Cancel, Done, Next, Outcome, Retry, Snooze, Stop
+from gendurable.sync_client import SyncClient
 
 __all__ = [
     "Cancel",
@@ -47,6 +48,7 @@ __all__ = [
     "Status",
     "StillRunning",
     "Stop",
+    "SyncClient",
     "job",
     "lifespan",
     "middleware",
