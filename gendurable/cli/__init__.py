@@ -6,16 +6,35 @@ from typing import Any, Final
 
 import click
 
-from gendurable.errors import ConfigurationError, GenDurableError, SchemaMismatchError, StoreUnavailableError
+from gendurable.errors import (
+    ConfigurationError,
+    GenDurableError,
+    InvalidValueError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+)
 
 # Importing every command costs far more than most commands take, so each is named here and loaded when it is run.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "bench": ("gendurable.cli.bench_command", "Measure this version on this machine."),
+    "cancel": ("gendurable.cli.change_commands", "Cancel an instance."),
     "config": ("gendurable.cli.config_commands", "Look at the configuration."),
+    "dev": ("gendurable.cli.dev_command", "Run a worker that reloads, on a server of its own."),
+    "insert": ("gendurable.cli.change_commands", "Insert an instance."),
+    "list": ("gendurable.cli.look_commands", "List instances, youngest first."),
+    "machines": ("gendurable.cli.look_commands", "Count live instances by machine, version and step."),
     "migrate": ("gendurable.cli.migrate_commands", "Create, change and check the tables."),
+    "nodes": ("gendurable.cli.look_commands", "List the processes of the fleet."),
+    "probe": ("gendurable.cli.probe_command", "Ask a running worker whether it is well."),
+    "queues": ("gendurable.cli.look_commands", "Show what each queue holds."),
+    "retry": ("gendurable.cli.change_commands", "Run a failed or cancelled instance again."),
+    "show": ("gendurable.cli.look_commands", "Show one instance."),
+    "worker": ("gendurable.cli.worker_commands", "Run the machines and jobs of the installed packages."),
 }
 
 _EXIT_FAILURE: Final = 1
 _EXIT_CODES: Final[Mapping[type[GenDurableError], int]] = {
+    InvalidValueError: 2,
     ConfigurationError: 3,
     StoreUnavailableError: 4,
     SchemaMismatchError: 5,
@@ -35,7 +54,9 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        # "list" is also a type, so that its function has an underscore more.
+        command: click.Command = getattr(module, f"{cmd_name}_", None) or getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -49,7 +70,11 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except GenDurableError as error:
-            click.echo(f"Error: {error}", err=True)
+            from gendurable.logs import mask_text  # noqa: PLC0415 (structlog costs more than `gendurable --help`)
+
+            problems = error.problems if isinstance(error, ConfigurationError) else (str(error),)
+            for problem in problems:
+                click.echo(f"Error: {mask_text(problem)}", err=True)
             ctx.exit(next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), _EXIT_FAILURE))
 
 

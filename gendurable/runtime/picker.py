@@ -122,6 +122,8 @@ class Picker:
         self._full_scan_at_s = 0.0
         self._claims_since_full_scan = 0
         self.claims_total = 0
+        self.claims_max: int | None = None
+        """Stop by itself after so many claims that reached the database; None goes on until drained."""
         executor.on_free(self._slot_freed)
 
     def poke(self, due_in_s: float) -> None:
@@ -170,6 +172,8 @@ class Picker:
                 try:
                     await self.claim_once(wanted)
                     backoff.reset()
+                    if self.claims_max is not None and self.claims_total >= self.claims_max:
+                        self.drain()
                 except StoreError as error:
                     self._metrics.loop_errors.inc(("picker",))
                     log.warning("a claim failed", queue=self.queue, error=str(error))
