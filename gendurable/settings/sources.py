@@ -27,7 +27,7 @@ _SHORTHANDS: Final = {name: f"{name}.enabled" for name in sorted(SECTIONS) if f"
 _ENV_KEYS: Final = {
     key.replace(".", "_").upper(): target for key, target in [*((key, key) for key in FIELDS), *_SHORTHANDS.items()]
 } | {"QUEUES": QUEUES}
-_NOT_SETTINGS: Final = frozenset({"GENDURABLE_CONFIG", "GENDURABLE_SCXML_IRP"})
+_NOT_SETTINGS: Final = frozenset({"GENDURABLE_CONFIG", "GENDURABLE_POSTGRES_BIN", "GENDURABLE_SCXML_IRP"})
 # Kubernetes sets these in every container next to a Service whose name starts with "gendurable".
 _SERVICE_LINKS: Final = re.compile(
     r"GENDURABLE(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
