@@ -256,6 +256,7 @@ class Client(InstanceReader):
             BatcherClosedError: The client is closed.
         """
         own = request if not options else request.with_options(**options)
+        check_step(own, own.options or _PLAIN)
         return await self._batcher.put(own)
 
     async def cancel(

@@ -1,7 +1,7 @@
 """What can be said about a new row, checked where it is made, and what an insert answers."""
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -154,7 +154,7 @@ def _checked(
         deadline_at=deadline_at,
         expires_ms=expires_ms,
         expires_at=expires_when,
-        parent_id=parent_id,
+        parent_id=_check_parent(parent_id),
         step=None if step is None else check_name(step, name="step"),
     )
 
@@ -187,7 +187,15 @@ def _check_scope(scope: Scope | str) -> Scope:
         ) from error
 
 
+def _check_parent(parent_id: int | None) -> int | None:
+    if parent_id is not None and (
+        isinstance(parent_id, bool) or not isinstance(parent_id, int) or not 1 <= parent_id < 2**63
+    ):
+        raise InvalidValueError(f"parent_id is {parent_id!r}; give the id of an instance", path="parent_id")
+    return parent_id
+
+
 def _check_tags(tags: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(tags, str) or len(tags) > TAGS_MAX:
+    if isinstance(tags, (str, bytes)) or not isinstance(tags, Collection) or len(tags) > TAGS_MAX:
         raise InvalidValueError(f"tags must be a list of at most {TAGS_MAX} names, not {tags!r}", path="tags")
     return tuple(dict.fromkeys(check_name(tag, name="tag") for tag in tags))
