@@ -104,6 +104,7 @@ class Heartbeat:
             await self._leases.register_node(
                 queues=self._queues, lease_ttl_ms=self._lease_ttl_ms, connection=self._connection
             )
+        await self._database.refresh_plans(self._connection)
         fences = self._holdings.fences()
         held = sorted(fences)
         for start in range(0, len(held), RENEW_ROWS_MAX):

@@ -87,6 +87,7 @@ class ClaimStore:
         )
         last = rows.pop()
         assert last[0] == "next"
+        self._db.note_table_pages(last[1])
         held_keys = []
         while rows and rows[-1][0] == "held":
             held_keys.append(rows.pop()["concurrency_key"])

@@ -80,6 +80,9 @@ def _translate_postgres(error: asyncpg.PostgresError) -> StoreError:
     return StoreRejectedError(text)
 
 
+PLANNED_PAGES_MIN = 16
+
+
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
     """Let only our own errors out of a block that talks to Postgres."""
@@ -137,6 +140,12 @@ class Database:
         self.sql: SqlCatalog = catalog(options.schema)
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self.statements_total = 0
+        # A generic plan made while the table was small may scan it, and Postgres keeps that plan until the next analyze:
+        # up to a minute in which every claim and flush reads a table that has grown by a million rows. So each claim
+        # says how large the table is, and plans older than a fourfold growth are thrown away, connection by connection.
+        self._planned_pages = PLANNED_PAGES_MIN
+        self._plan_epoch = 0
+        self._epoch_of: dict[int, int] = {}
 
     @property
     def schema(self) -> str:
@@ -179,6 +188,23 @@ class Database:
         """Connections open, and how many of them are idle."""
         return (self._pool.get_size(), self._pool.get_idle_size()) if self._pool is not None else (0, 0)
 
+    def note_table_pages(self, pages: int) -> None:
+        """Remember how large the instance table is; after a fourfold growth every connection makes its plans anew."""
+        if pages > self._planned_pages * 4:
+            self._planned_pages = pages
+            self._plan_epoch += 1
+
+    async def refresh_plans(self, connection: Connection) -> None:
+        """Throw away the plans of a connection that were made for a much smaller table."""
+        if self._plan_epoch == 0:
+            return
+        pid = connection.get_server_pid()
+        if self._epoch_of.get(pid) != self._plan_epoch:
+            await connection.execute(self.sql.text("discard_plans"))
+            if len(self._epoch_of) > 4 * self.options.pool_max:
+                self._epoch_of.clear()
+            self._epoch_of[pid] = self._plan_epoch
+
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """A connection from the pool for the block; driver errors leave as ours.
@@ -193,6 +219,7 @@ class Database:
             raise StoreUnreachableError(f"no connection to the database: {type(error).__name__}: {error}") from error
         try:
             with translated():
+                await self.refresh_plans(connection)
                 yield connection
         finally:
             await pool.release(connection, timeout=self.options.connect_timeout_s)

@@ -13,7 +13,8 @@
 -- leaves the pick index until the key's holder lets go [L14]. The unique index gen_durable_concurrency_active is the proof;
 -- what is seen here only makes a violation rare.
 -- Returns claimed rows in batch order, then the held ones (outcome 'held'), then one row 'next' whose due_in_ms is the
--- time to the next future row; null when there is none or when the batch was full.
+-- time to the next future row, null when there is none or when the batch was full, and whose id is the table's size in
+-- pages: a plan made for a small table is thrown away when the table has grown.
 with recursive priorities (priority) as (
     (
         select g.priority
@@ -123,7 +124,7 @@ select
 from held_back as h
 union all
 select
-    'next', null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, false, null,
+    'next', pg_relation_size('gendurable.gen_durable') / 8192, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, false, null,
     case
         when (select count(*) from picked) < $2::int
             then (
@@ -150,13 +151,17 @@ select
 -- $4 milliseconds to wait from now, bigint[], null keeps eligible_at
 -- Skips rows that a caller's open transaction holds [L1]; they are handed back by their lease. gen_durable_pkey.
 with mine as materialized (
-    select g.id, t.delay_ms
-    from unnest($1::bigint[], $2::bigint[], $4::bigint[]) as t (id, claim, delay_ms)
-    join gendurable.gen_durable as g on g.id = t.id
-    where g.locked_by = $3::text
-        and g.claim = t.claim
-    order by g.id
-    for no key update of g skip locked
+    select t.id, t.delay_ms
+    from unnest((select $1::bigint[]), (select $2::bigint[]), (select $4::bigint[])) as t (id, claim, delay_ms)
+    cross join lateral (
+        select g.id
+        from gendurable.gen_durable as g
+        where g.id = t.id
+            and g.locked_by = $3::text
+            and g.claim = t.claim
+        limit 1
+        for no key update skip locked
+    ) as owned
 )
 update gendurable.gen_durable as g
 set

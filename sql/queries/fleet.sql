@@ -112,3 +112,7 @@ select pg_notify($1::text, $2::text);
 -- name: ping
 -- Proves that a connection answers.
 select 1 as one;
+
+-- name: discard_plans
+-- Throw away this connection's plans, after the table has grown so much that they may scan it.
+discard plans;

@@ -27,13 +27,17 @@ returning n.boot;
 -- Skips rows that a caller's open transaction holds [L1, L2]; the guard names no status [L3]; locks in id order.
 -- Returns the renewed ones, and whether somebody asked to cancel them meanwhile.
 with mine as materialized (
-    select g.id
-    from unnest($1::bigint[], $2::bigint[]) as t (id, claim)
-    join gendurable.gen_durable as g on g.id = t.id
-    where g.locked_by = $3::text
-        and g.claim = t.claim
-    order by g.id
-    for no key update of g skip locked
+    select t.id
+    from unnest((select $1::bigint[]), (select $2::bigint[])) as t (id, claim)
+    cross join lateral (
+        select g.id
+        from gendurable.gen_durable as g
+        where g.id = t.id
+            and g.locked_by = $3::text
+            and g.claim = t.claim
+        limit 1
+        for no key update skip locked
+    ) as owned
 )
 update gendurable.gen_durable as g
 set lease_expires_at = now() + $4::bigint * interval '1 millisecond'

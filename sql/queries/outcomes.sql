@@ -1,17 +1,23 @@
 -- name: commit_done
 -- End the claims ($1, $2) of worker $3 as done with the results $4: the batch that an engine of jobs writes all day.
 -- $1 instance ids bigint[], ascending   $2 their claims bigint[]   $3 boot id text   $4 results, JSON text[], null: {}
--- The rows are locked and the data carried in one scan in id order, then updated by primary key [section 3.9]; a row
--- that a caller's open transaction holds is skipped and not returned [L1]. The guard names no status [L3].
+-- The rows are locked and the data carried in one pass over the input, which is in id order, then updated by primary key;
+-- a row that a caller's open transaction holds is skipped and not returned [L1]. The guard names no status [L3].
+-- The lateral with its limit makes the lock a probe of gen_durable_pkey for each input row, and the sub-selects hide the
+-- arrays' lengths, so that no plan, custom or generic, prefers to scan the table for a large batch.
 -- A cancellation asked for while the step ran wins over its outcome.
 with mine as materialized (
-    select g.id, t.result
-    from unnest($1::bigint[], $2::bigint[], $4::text[]) as t (id, claim, result)
-    join gendurable.gen_durable as g on g.id = t.id
-    where g.locked_by = $3::text
-        and g.claim = t.claim
-    order by g.id
-    for no key update of g skip locked
+    select t.id, t.result
+    from unnest((select $1::bigint[]), (select $2::bigint[]), (select $4::text[])) as t (id, claim, result)
+    cross join lateral (
+        select g.id
+        from gendurable.gen_durable as g
+        where g.id = t.id
+            and g.locked_by = $3::text
+            and g.claim = t.claim
+        limit 1
+        for no key update skip locked
+    ) as owned
 )
 update gendurable.gen_durable as g
 set
@@ -39,31 +45,37 @@ returning g.id;
 -- Returns the rows written, with the status they really have.
 with mine as materialized (
     select
-        g.id, t.next_step, t.state, t.attempt, t.snoozes, t.result, t.error, t.error_kind, t.is_key_changed, t.new_key,
+        t.id, t.next_step, t.state, t.attempt, t.snoozes, t.result, t.error, t.error_kind, t.is_key_changed, t.new_key,
         case
-            when g.cancel_reason is not null then 'cancelled'
-            when t.status = 'runnable' and g.deadline_at <= now() then 'failed'
+            when owned.cancel_reason is not null then 'cancelled'
+            when t.status = 'runnable' and owned.deadline_at <= now() then 'failed'
             else t.status
         end as status,
         case
-            when g.cancel_reason is not null then g.cancel_reason
-            when t.status = 'runnable' and g.deadline_at <= now() then 'the deadline has passed'
+            when owned.cancel_reason is not null then owned.cancel_reason
+            when t.status = 'runnable' and owned.deadline_at <= now() then 'the deadline has passed'
             else t.error
         end as last_error,
-        coalesce(g.cancel_reason, t.cancel_reason) as cancel_reason,
+        coalesce(owned.cancel_reason, t.cancel_reason) as cancel_reason,
         coalesce(t.eligible_at, now() + t.delay_ms * interval '1 millisecond') as eligible_at
     from unnest(
-        $1::bigint[], $2::bigint[], $4::text[], $5::text[], $6::text[], $7::int[], $8::int[], $9::bigint[],
-        $10::timestamptz[], $11::text[], $12::text[], $13::text[], $14::text[], $15::boolean[], $16::text[]
+        (select $1::bigint[]), (select $2::bigint[]), (select $4::text[]), (select $5::text[]), (select $6::text[]),
+        (select $7::int[]), (select $8::int[]), (select $9::bigint[]), (select $10::timestamptz[]),
+        (select $11::text[]), (select $12::text[]), (select $13::text[]), (select $14::text[]),
+        (select $15::boolean[]), (select $16::text[])
     ) as t (
         id, claim, status, next_step, state, attempt, snoozes, delay_ms,
         eligible_at, result, error, error_kind, cancel_reason, is_key_changed, new_key
     )
-    join gendurable.gen_durable as g on g.id = t.id
-    where g.locked_by = $3::text
-        and g.claim = t.claim
-    order by g.id
-    for no key update of g skip locked
+    cross join lateral (
+        select g.id, g.cancel_reason, g.deadline_at
+        from gendurable.gen_durable as g
+        where g.id = t.id
+            and g.locked_by = $3::text
+            and g.claim = t.claim
+        limit 1
+        for no key update skip locked
+    ) as owned
 )
 update gendurable.gen_durable as g
 set
@@ -98,7 +110,7 @@ returning g.id, mine.status, date_part('epoch', g.eligible_at - now()) * 1000 as
 -- $1 instance ids bigint[]   $2 their claims bigint[]   $3 boot id text
 -- Reads without a lock; gen_durable_pkey.
 select g.id
-from unnest($1::bigint[], $2::bigint[]) as t (id, claim)
+from unnest((select $1::bigint[]), (select $2::bigint[])) as t (id, claim)
 join gendurable.gen_durable as g on g.id = t.id
 where g.locked_by = $3::text
     and g.claim = t.claim;
@@ -110,7 +122,7 @@ where g.locked_by = $3::text
 -- $1 instance ids bigint[]   $2 their claims bigint[]
 -- Reads without a lock; gen_durable_pkey.
 select g.id
-from unnest($1::bigint[], $2::bigint[]) as t (id, claim)
+from unnest((select $1::bigint[]), (select $2::bigint[])) as t (id, claim)
 join gendurable.gen_durable as g on g.id = t.id
 where (g.claim = t.claim and g.locked_by is null)
     or (g.claim = t.claim + 1 and g.locked_by is not null);
