@@ -76,8 +76,18 @@ def _many(flag: str, key: str, metavar: str, about: str) -> _Option:
 _COMMON: Final = (
     _text("--dsn", "dsn", "URL", "Where Postgres is. Visible in the process list: prefer GENDURABLE_DSN."),
     _text("--schema", "schema", "NAME", "The Postgres schema with all tables.  [default: gendurable]"),
-    _switch("--embedded", "embedded.enabled", "Run on a Postgres server of our own.", value=True),
-    _text("--embedded-dir", "embedded.directory", "DIR", "The data folder of the embedded server; implies --embedded."),
+    _Option(
+        flag="--embedded",
+        key="embedded.enabled",
+        click={
+            "is_flag": False,
+            "flag_value": "",
+            "default": None,
+            "metavar": "[DIR]",
+            "help": "Run on a Postgres server of our own, with its data in DIR or in a temporary folder.",
+        },
+    ),
+    _text("--embedded-dir", "embedded.directory", "DIR", "The same as --embedded DIR."),
     _text("--log-level", "log.level", "LEVEL", "debug, info, warning, error or critical.  [default: info]"),
     _text("--log-format", "log.format", "FORMAT", "auto, json or console.  [default: auto]"),
 )
@@ -143,6 +153,8 @@ def _flags(given: Sequence[tuple[_Option, Any]]) -> dict[str, object]:
         if option.key in {"queues", "imports"}:
             parts = value if isinstance(value, tuple) else (value,)
             lists.setdefault(option.key, []).extend(name for part in parts for name in part.split(","))
+        elif option.key == "embedded.enabled":
+            flags |= {option.key: True} | ({"embedded.directory": value} if value else {})
         else:
             flags[option.key] = value
     if "embedded.directory" in flags:
