@@ -1,25 +1,55 @@
 """What client calls decide before they talk to the database: plain functions."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gendurable.errors import InvalidValueError
 from gendurable.machine.contract import Request
-from gendurable.model.codec import check_key
+from gendurable.model.codec import check_key, check_text
 from gendurable.model.insert import Duplicate, InsertAnswer, InsertOptions
 from gendurable.model.instance import Status
+from gendurable.model.outcome import REASON_CHARS_MAX
 from gendurable.store.inserts import NewRow
+
+
+class AfterCommit:
+    """What is to be sent once a transaction of the client has committed.
+
+    Attributes:
+        due_in_s: Queue to the seconds until its earliest new row is due.
+        cancels: Executing instances whose cancellation was asked for.
+    """
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.due_in_s: dict[str, float] = {}
+        self.cancels: list[int] = []
+
+    def add(self, due_in_s: Mapping[str, float]) -> None:
+        """Add wake-ups; the earliest of a queue wins."""
+        for queue, seconds in due_in_s.items():
+            self.due_in_s[queue] = min(seconds, self.due_in_s.get(queue, seconds))
 
 
 def check_target_id(target: int | None, key: str | None) -> tuple[int | None, str | None]:
     """Return exactly one of an id and a key, or raise InvalidValueError."""
     if (target is None) == (key is None):
         raise InvalidValueError("give an id or key=, exactly one of them", path="target")
-    if target is not None and (isinstance(target, bool) or not isinstance(target, int)):
-        raise InvalidValueError(
-            f"an id is a whole number, not {target!r}; for a correlation key write key=", path="target"
-        )
+    if target is not None:
+        check_id(target, name="target", remedy="; for a correlation key write key=")
     return target, None if key is None else check_key(key, name="key")
+
+
+def check_id(value: int, *, name: str, remedy: str = "") -> int:
+    """Return a value that can be an instance's id, or raise InvalidValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise InvalidValueError(f"{name} is an id, a whole number below 2**63, not {value!r}{remedy}", path=name)
+    return value
+
+
+def check_reason(reason: str) -> str:
+    """Return a reason that can be stored, or raise InvalidValueError."""
+    return check_text(reason, name="reason", chars_max=REASON_CHARS_MAX)
 
 
 def statuses(status: Sequence[Status | str] | Status | str | None) -> tuple[str, ...] | None:

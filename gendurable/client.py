@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gendurable.batching import InsertBatcher
-from gendurable.calls import check_step, check_target_id, due_by_queue, rows_of
+from gendurable.calls import AfterCommit, check_id, check_reason, check_step, check_target_id, due_by_queue, rows_of
 from gendurable.errors import (
     NotFoundError,
     StoreContendedError,
@@ -122,7 +122,7 @@ class Client(InstanceReader):
         self._batcher = InsertBatcher(self._insert_batch)
         self._emitting: asyncio.Task[None] | None = None
         # Wakes of the transactions opened by transaction(), sent after their commit; a connection is in it meanwhile.
-        self._after_commit: dict[int, dict[str, float]] = {}
+        self._after_commit: dict[int, AfterCommit] = {}
 
     async def __aenter__(self) -> Self:
         """Connect.
@@ -169,15 +169,17 @@ class Client(InstanceReader):
 
         Pass the connection to calls as ``connection=``, and use it for your own statements.
         """
+        pending = AfterCommit()
         async with self._database.transaction() as connection:
-            self._after_commit[id(connection)] = {}
+            self._after_commit[id(connection)] = pending
             try:
                 yield connection
-            except BaseException:
+            finally:
                 del self._after_commit[id(connection)]
-                raise
-        for queue, due_in_s in self._after_commit.pop(id(connection)).items():
+        for queue, due_in_s in pending.due_in_s.items():
             self._poke(queue, due_in_s)
+        for instance_id in pending.cancels:
+            self._emitter.cancel(instance_id)
 
     async def insert(
         self, request: Request, *, connection: Connection | None = None, notify: bool = True, **options: Any
@@ -278,15 +280,18 @@ class Client(InstanceReader):
             NotFoundError: No instance has this id, or the key addresses none.
         """
         instance_id, key = check_target_id(target, key)
+        check_reason(reason)
         found = await self._instances.cancel(instance_id=instance_id, key=key, reason=reason, connection=connection)
         if found is None:
             raise NotFoundError(instance_id or 0)
         if found.status.is_terminal:
             return NotCancelled(found.id, found.status)
         if found.status is not Status.EXECUTING:
+            if self._notifies:
+                await self._wake(dict.fromkeys(found.unheld_queues, 0.0), connection)
             return Cancelled(found.id)
-        if self._notifies and connection is None:
-            self._emitter.cancel(found.id)
+        if self._notifies:
+            await self._interrupt(found.id, connection)
         return CancelRequested(found.id)
 
     async def retry(self, target: int, *, connection: Connection | None = None) -> Retried | Conflict | NotRetried:
@@ -299,6 +304,7 @@ class Client(InstanceReader):
         Raises:
             NotFoundError: There is no such instance.
         """
+        check_id(target, name="target")
         try:
             found = await self._retry(target, connection)
         except StoreContendedError:
@@ -336,14 +342,28 @@ class Client(InstanceReader):
             return
         pending = self._after_commit.get(id(connection)) if connection is not None else None
         if pending is not None:
-            for queue, seconds in due_in_s.items():
-                pending[queue] = min(seconds, pending.get(queue, seconds))
+            pending.add(due_in_s)
         elif connection is not None and connection.is_in_transaction():
             # Postgres drops a notification that repeats one of the same transaction, so a queue costs one.
-            message = PokeMessage(q={queue: int(seconds * 1000) for queue, seconds in sorted(due_in_s.items())})
-            await self._notifications.notify(
-                channel_of(self._database.schema), encode_message(message), connection=connection
+            await self._notify_within(
+                PokeMessage(q={queue: int(seconds * 1000) for queue, seconds in sorted(due_in_s.items())}), connection
             )
         else:
             for queue, seconds in due_in_s.items():
                 self._poke(queue, seconds)
+
+    async def _interrupt(self, instance_id: int, connection: Connection | None) -> None:
+        """Tell the worker that executes a cancelled instance, at the same moment as a wake-up."""
+        pending = self._after_commit.get(id(connection)) if connection is not None else None
+        if pending is not None:
+            pending.cancels.append(instance_id)
+        elif connection is not None and connection.is_in_transaction():
+            await self._notify_within(PokeMessage(cancel=[instance_id]), connection)
+        else:
+            self._emitter.cancel(instance_id)
+
+    async def _notify_within(self, message: PokeMessage, connection: Connection) -> None:
+        """A NOTIFY in the caller's transaction, which Postgres delivers at its commit or never."""
+        await self._notifications.notify(
+            channel_of(self._database.schema), encode_message(message), connection=connection
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gendurable.calls import check_target_id, statuses
+from gendurable.calls import check_id, check_target_id, statuses
 from gendurable.errors import (
     InstanceCancelledError,
     InstanceFailedError,
@@ -121,8 +121,10 @@ class InstanceReader:
         Raises:
             InvalidValueError: A filter cannot be used.
         """
-        if isinstance(limit, bool) or not 1 <= limit <= PAGE_ROWS_MAX:
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_ROWS_MAX:
             raise InvalidValueError(f"limit is {limit!r}; a page has 1 to {PAGE_ROWS_MAX} rows", path="limit")
+        if isinstance(tags, str):
+            raise InvalidValueError(f"tags must be a list of names, not {tags!r}", path="tags")
         check_mapping(metadata, name="metadata")
         chosen = Filter(
             machine=None if machine is None else check_name(machine, name="machine"),
@@ -130,7 +132,8 @@ class InstanceReader:
             queue=None if queue is None else check_name(queue, name="queue"),
             tags=None if tags is None else tuple(check_name(tag, name="tag") for tag in tags),
             metadata=None if metadata is None else encode_object(metadata, name="metadata"),
-            parent_id=parent_id,
+            parent_id=None if parent_id is None else check_id(parent_id, name="parent_id"),
             key_prefix=None if key_prefix is None else check_key(key_prefix, name="key_prefix"),
         )
-        return await self._instances.list_page(chosen, before_id=before_id, rows_max=limit, connection=connection)
+        before = None if before_id is None else check_id(before_id, name="before_id")
+        return await self._instances.list_page(chosen, before_id=before, rows_max=limit, connection=connection)

@@ -20,6 +20,7 @@ class Found:
         is_changed: Whether the statement changed it.
         queue: Its queue, where the statement says it.
         correlation_key: Its key, where the statement says it.
+        unheld_queues: Queues in which a row got the concurrency key whose turn this row had.
     """
 
     id: int
@@ -27,6 +28,7 @@ class Found:
     is_changed: bool
     queue: str = ""
     correlation_key: str | None = None
+    unheld_queues: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +89,16 @@ class InstanceStore:
         row = await self._db.fetch_row("cancel_instance", instance_id, key, reason, connection=connection)
         if row is None:
             return None
-        return Found(id=row["id"], status=Status(row["status"]), is_changed=row["changed"] > 0)
+        unheld: list[Row] = []
+        if row["turn"] is not None:
+            # Its siblings are held behind it; should this process die before this, the reconciler passes the turn on.
+            unheld = await self._db.fetch("unhold_keys", [row["turn"]], connection=connection)
+        return Found(
+            id=row["id"],
+            status=Status(row["status"]),
+            is_changed=row["changed"] > 0,
+            unheld_queues=tuple(sorted({row["queue"] for row in unheld})),
+        )
 
     async def retry(self, instance_id: int, *, connection: Connection | None = None) -> Found | None:
         """Run a failed or cancelled instance again; None when there is none.

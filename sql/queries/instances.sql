@@ -48,8 +48,11 @@ where g.id is null
 -- Cancel one instance by id ($1 bigint) or by the correlation key that addresses it ($2 text), for the reason $3 (text).
 -- A waiting row ends at once; an executing one is marked, its worker is told, and it ends at its next commit.
 -- Locks the row and waits for it: this is a caller's statement, no worker runs it. gen_durable_pkey, gen_durable_correlation.
+-- Also returns the concurrency key of a row that ended while it was not held: it had its key's turn, which must be passed on.
 with target as materialized (
-    select g.id, g.status::text as status, g.locked_by is not null as is_executing, g.finished_at is not null as is_terminal
+    select
+        g.id, g.status::text as status, g.locked_by is not null as is_executing, g.finished_at is not null as is_terminal,
+        case when not g.held then g.concurrency_key end as turn
     from gendurable.gen_durable as g
     where g.id = coalesce(
         $1::bigint, (select o.id from gendurable.gen_durable as o where o.correlation_guard = $2::text)
@@ -71,7 +74,9 @@ changed as (
         and not t.is_terminal
     returning g.id
 )
-select t.id, t.status, t.is_executing, t.is_terminal, (select count(*) from changed)::int as changed
+select
+    t.id, t.status, (select count(*) from changed)::int as changed,
+    case when not t.is_executing and not t.is_terminal then t.turn end as turn
 from target as t;
 
 -- name: retry_instance
