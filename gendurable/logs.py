@@ -9,13 +9,22 @@ as ``lease lost instance_id=7``.
 import logging
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextvars import ContextVar
-from typing import Any, Final, Literal, TextIO, cast
+from typing import Any, Final, Literal, Protocol, TextIO, cast
 
 import structlog
 
-step_context: ContextVar[Mapping[str, object] | None] = ContextVar("gendurable_step_context", default=None)
+
+class LogFields(Protocol):
+    """Fields for a log line: a mapping, or something that makes them only when a line is written."""
+
+    def items(self) -> Iterable[tuple[str, object]]:
+        """The names and values."""
+        ...
+
+
+step_context: ContextVar[LogFields | None] = ContextVar("gendurable_step_context", default=None)
 """Fields of the step that runs in this context (ids, machine, step, attempt, queue, tags); the executor sets it once
 per step, and every event logged inside the step carries them. A field the event itself has wins."""
 
@@ -186,7 +195,8 @@ def _unpack_event(_logger: object, _method: str, event_dict: MutableMapping[str,
 
 
 def _add_step_context(_logger: object, _method: str, event_dict: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    for key, value in (step_context.get() or {}).items():
+    fields = step_context.get()
+    for key, value in fields.items() if fields is not None else ():
         event_dict.setdefault(key, value)
     return event_dict
 

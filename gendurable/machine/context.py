@@ -20,11 +20,12 @@ class Context(Generic[StateT]):
         resources: What the lifespan handlers opened, by name.
     """
 
-    __slots__ = ("_claim", "_metadata", "resources", "state")
+    __slots__ = ("_claim", "_metadata", "_run", "resources", "state")
 
-    def __init__(self, claim: Claim, state: StateT, resources: Mapping[str, Any]) -> None:
-        """Built by the engine, once for each run of a step."""
+    def __init__(self, claim: Claim, state: StateT, resources: Mapping[str, Any], *, run: object = None) -> None:
+        """Built by the engine, once for each run of a step; ``run`` is the engine's own."""
         self._claim = claim
+        self._run = run
         self._metadata: Mapping[str, Any] | None = None
         self.state = state
         self.resources = resources

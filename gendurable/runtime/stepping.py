@@ -109,7 +109,6 @@ class StepCaller:
         self._call: Handler = self._call_step
         for function in reversed(middleware):
             self._call = partial(_wrapped, function, self._call)
-        self._runs: contextvars.ContextVar[Run] = contextvars.ContextVar("run")
 
     async def run(self, run: Run) -> Transition | None:
         """Run the step to the change of its row; None when it was cut off and is to be handed back.
@@ -122,9 +121,8 @@ class StepCaller:
             return cancelled(claim, "expired before it started")
         if claim.deadline_in_ms is not None and claim.deadline_in_ms <= 0:
             return failed(claim, "the deadline has passed", "deadline")
-        self._runs.set(run)
-        step_context.set(_log_fields(claim))
-        ctx: Context[Any] = Context(claim, None, self._resources)
+        step_context.set(StepFields(claim))
+        ctx: Context[Any] = Context(claim, None, self._resources, run=run)
         try:
             ctx.state = run.definition.decoder.decode(claim.state, name="state")
         except StateDecodeError as error:
@@ -146,7 +144,8 @@ class StepCaller:
         return decide(outcome, claim, run.definition, self._policy)
 
     async def _call_step(self, ctx: Context[Any]) -> Any:
-        run = self._runs.get()
+        run = ctx._run  # noqa: SLF001 - the engine put it there; users have no use for it
+        assert isinstance(run, Run)
         step = run.step
         if step is None:
             known = ", ".join(run.definition.steps)
@@ -227,17 +226,27 @@ async def _wrapped(function: MiddlewareFunction, inner: Handler, ctx: Context[An
     return await function(ctx, inner)
 
 
-def _log_fields(claim: Claim) -> dict[str, object]:
-    """What every log line of the step carries."""
-    fields: dict[str, object] = {
-        "instance_id": claim.id,
-        "machine": claim.machine,
-        "step": claim.step,
-        "attempt": claim.attempt,
-        "queue": claim.queue,
-    }
-    if claim.correlation_key is not None:
-        fields["correlation_key"] = claim.correlation_key
-    if claim.tags:
-        fields["tags"] = list(claim.tags)
-    return fields
+class StepFields:
+    """What every log line of a step carries; made when a line is written, because most steps write none."""
+
+    __slots__ = ("_claim",)
+
+    def __init__(self, claim: Claim) -> None:
+        """Keep the claim."""
+        self._claim = claim
+
+    def items(self) -> list[tuple[str, object]]:
+        """The fields."""
+        claim = self._claim
+        fields: list[tuple[str, object]] = [
+            ("instance_id", claim.id),
+            ("machine", claim.machine),
+            ("step", claim.step),
+            ("attempt", claim.attempt),
+            ("queue", claim.queue),
+        ]
+        if claim.correlation_key is not None:
+            fields.append(("correlation_key", claim.correlation_key))
+        if claim.tags:
+            fields.append(("tags", list(claim.tags)))
+        return fields
