@@ -114,6 +114,7 @@ class Picker:
             concurrency=settings.concurrency, prefetch=0, min_demand=1, claim_max=settings.claim_max
         )
         self._wake_level = 0
+        self._is_full = False
         self._has_backlog = True
         self._due_at_s: float | None = None
         self._quiet_until_s = 0.0
@@ -167,7 +168,11 @@ class Picker:
                     continue
                 wanted = wanted or self._room()
                 if wanted == 0:
+                    # Every place is taken: the first one that becomes free ends this sleep, and the next round waits a
+                    # moment for more of them.
+                    self._is_full = True
                     await self._wake.sleep(self._settings.poll_interval_s)
+                    self._is_full = False
                     continue
                 try:
                     await self.claim_once(wanted)
@@ -187,7 +192,7 @@ class Picker:
     def _slot_freed(self) -> None:
         """Called after every step, so it only compares two numbers."""
         executor = self._executor
-        if self._has_backlog and executor.running + executor.waiting <= self._wake_level:
+        if self._has_backlog and (self._is_full or executor.running + executor.waiting <= self._wake_level):
             self._wake.set()
 
     def _rows_wanted(self) -> int:
