@@ -20,14 +20,22 @@ TAGS_MAX = 32
 
 T = TypeVar("T")
 
-_encoder = msgspec.json.Encoder(decimal_format="string", uuid_format="canonical")
+
+def _plain(value: object) -> object:
+    """Let any mapping be stored, such as ``ctx.metadata``; msgspec asks only about types it does not know."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"objects of type {type(value).__name__} are not supported")
+
+
+_encoder = msgspec.json.Encoder(decimal_format="string", uuid_format="canonical", enc_hook=_plain)
 
 
 def encode_json(value: object, *, name: str) -> str:
     """Encode a value as the JSON text that goes into a ``jsonb`` column.
 
     Args:
-        value: Anything msgspec can encode: built-in values, structs, dataclasses, dates, decimals, UUIDs.
+        value: Anything msgspec can encode: built-in values, mappings, structs, dataclasses, dates, decimals, UUIDs.
         name: What the value is, for the error's path, such as ``result``.
 
     Raises:
