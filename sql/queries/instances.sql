@@ -49,6 +49,8 @@ where g.id is null
 -- A waiting row ends at once; an executing one is marked, its worker is told, and it ends at its next commit.
 -- Locks the row and waits for it: this is a caller's statement, no worker runs it. gen_durable_pkey, gen_durable_correlation.
 -- Also returns the concurrency key of a row that ended while it was not held: it had its key's turn, which must be passed on.
+-- Every column that a check ties to the status is set, although it has that value already: when the row was changed between
+-- snapshot and lock, the checks first see the row of the snapshot with what was decided about the locked one.
 with target as materialized (
     select
         g.id, g.status::text as status, g.locked_by is not null as is_executing, g.finished_at is not null as is_terminal,
@@ -67,7 +69,9 @@ changed as (
         status = case when t.is_executing then g.status else 'cancelled' end,
         claim = case when t.is_executing then g.claim else g.claim + 1 end,
         held = false,
-        finished_at = case when t.is_executing then null else now() end,
+        locked_by = case when t.is_executing then g.locked_by end,
+        lease_expires_at = case when t.is_executing then g.lease_expires_at end,
+        finished_at = case when t.is_executing then g.finished_at else now() end,
         updated_at = now()
     from target as t
     where g.id = t.id
@@ -81,7 +85,8 @@ from target as t;
 
 -- name: retry_instance
 -- Run a failed or cancelled instance ($1 id bigint) again from the step it ended in, with fresh attempts.
--- The unique indexes decide whether its correlation key is still to be had. gen_durable_pkey.
+-- The unique indexes decide whether its correlation key is still to be had. gen_durable_pkey. The lock is set to null for
+-- the reason given at cancel_instance.
 with target as materialized (
     select g.id, g.status::text as status, g.queue, g.correlation_key
     from gendurable.gen_durable as g
@@ -100,6 +105,8 @@ changed as (
         eligible_at = now(),
         deadline_at = case when g.deadline_at <= now() then null else g.deadline_at end,
         expires_at = null,
+        locked_by = null,
+        lease_expires_at = null,
         finished_at = null,
         updated_at = now()
     from target as t
