@@ -3,7 +3,7 @@
 import asyncio
 
 import gendurable as gd
-from gendurable.settings import QueueSettings, Secret, Settings
+from gendurable.settings import ListenSettings, QueueSettings, Secret, Settings
 from gendurable.wiring import build_engine
 
 
@@ -22,10 +22,14 @@ async def test_one_freed_slot_of_many_is_filled_without_waiting_for_a_poll(dsn):
             next_started.set()
         await release[n].wait()
 
-    settings = Settings(dsn=Secret(dsn), queue=QueueSettings(concurrency=20, prefetch=0, poll_interval_s=60.0))
+    queue = QueueSettings(concurrency=20, prefetch=0, poll_interval_s=60.0)
+    settings = Settings(dsn=Secret(dsn), queue=queue, listen=ListenSettings(enabled=False))
     async with build_engine(settings, gd.Registry([long_step])).running() as engine:
         await engine.client.insert_many([long_step.with_args(n=n) for n in range(21)])
         await asyncio.wait_for(all_taken.wait(), 10)
+        async with asyncio.timeout(10):
+            while not engine.parts.pickers["default"]._is_full:
+                await asyncio.sleep(0.001)
         release[0].set()
 
         await asyncio.wait_for(next_started.wait(), 10)
