@@ -30,7 +30,7 @@ from shop.fleet import LEASE_TTL_S, Worker, workers
 from shop.machines import order_request
 from shop.orders import ExpectedOrder, load_orders
 from shop.report import print_verdict
-from shop.verdict import HELD_MIN, Verdict, judge
+from shop.verdict import CALLED_STEPS, HELD_MIN, VICTIMS, Verdict, judge
 
 CONCURRENCY: Final = 24
 _BATCH: Final = 40
@@ -44,9 +44,7 @@ class DemoError(Exception):
     """The demo could not be played to its end; nothing is said about the engine."""
 
 
-async def play(
-    dsn: str, expected: Sequence[ExpectedOrder], *, console: Console, folder: Path, options: Sequence[str] = ()
-) -> Verdict:
+async def play(dsn: str, expected: Sequence[ExpectedOrder], *, console: Console, folder: Path) -> Verdict:
     """Play the whole demo on a migrated database and judge it.
 
     Args:
@@ -54,7 +52,6 @@ async def play(
         expected: The orders.
         console: Where progress goes.
         folder: Where the workers' logs go.
-        options: More options for the workers.
 
     Raises:
         DemoError: A worker did not start, or died on its own.
@@ -66,7 +63,7 @@ async def play(
         await connection.execute(Path(__file__).with_name("shop.sql").read_text(encoding="utf-8"))
         watch = Watch(connection)
         first, second = await stack.enter_async_context(
-            workers(["ada", "bob"], dsn=dsn, concurrency=CONCURRENCY, folder=folder, options=options)
+            workers(["ada", "bob"], dsn=dsn, concurrency=CONCURRENCY, folder=folder)
         )
         await _until(watch.nodes_ready, "the workers did not start", [first, second], within_s=_START_S)
         say = console.print
@@ -75,39 +72,41 @@ async def play(
             for start in range(0, len(expected), _BATCH):
                 await client.insert_many([order_request(line.order) for line in expected[start : start + _BATCH]])
             late = await _freeze(second, watch)
-            say(f"[yellow]Stopped bob[/yellow] while it held {len(late)} rows; its leases run out in {LEASE_TTL_S:g} s.")
+            say(
+                f"[yellow]Stopped bob[/yellow] while it held {len(late)} rows; its leases run out in {LEASE_TTL_S:g} s."
+            )
             await _until(_is_robbed(watch, second), "ada did not take bob's rows", [first], within_s=LEASE_TTL_S * 3)
             second.resume()
             say("[yellow]Bob is back[/yellow]: ada has its rows, and what bob was doing comes too late.")
-            lost = await _freeze(first, watch)
+            await _freeze(first, watch)
             await first.kill()
-            lost = await _held_after_death(watch, first) or lost
+            lost = await _held_at_last(first, watch)
             say(f"[red]Killed ada[/red] with -9 while it held {len(lost)} rows; bob goes on alone.")
             await _finished(watch, second)
-        interrupted = {"bob, stopped": late, "ada, killed": lost}
-        return judge(
-            expected, await watch.gather(client, interrupted=interrupted, refused=second.outcomes_refused())
-        )
+        interrupted = dict(zip(VICTIMS, (late, lost), strict=True))
+        return judge(expected, await watch.gather(client, interrupted=interrupted, refused=second.outcomes_refused()))
 
 
 async def _freeze(worker: Worker, watch: Watch) -> list[OrderStep]:
-    """Stop a worker at a moment when it holds enough rows; return them."""
+    """Stop a worker while the gateway is at work for at least ten of its rows; return all it holds."""
     deadline_s = time.monotonic() + _FINISH_S
     while time.monotonic() < deadline_s:
-        if len(await watch.held_by(worker.name)) >= HELD_MIN:
+        if _is_busy(await watch.held_by(worker.name)):
             worker.pause()
-            # What it had sent already is still carried out by the server.
-            await asyncio.sleep(_SETTLE_S)
-            held = await watch.held_by(worker.name)
-            if len(held) >= HELD_MIN:
+            held = await _held_at_last(worker, watch)
+            if _is_busy(held):
                 return held
             worker.resume()
         await asyncio.sleep(_LOOK_S)
     raise DemoError(f"{worker.name} never held {HELD_MIN} rows")
 
 
-async def _held_after_death(watch: Watch, worker: Worker) -> list[OrderStep]:
-    """What a killed worker leaves behind, once its last transaction is rolled back or committed."""
+def _is_busy(held: Sequence[OrderStep]) -> bool:
+    return sum(step in CALLED_STEPS for _, step in held) >= HELD_MIN
+
+
+async def _held_at_last(worker: Worker, watch: Watch) -> list[OrderStep]:
+    """What a worker that was stopped or killed holds, once the server has done what it had been sent already."""
     await asyncio.sleep(_SETTLE_S)
     return await watch.held_by(worker.name)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 
 OrderStep: TypeAlias = tuple[str, str]
-"""An order's id and a step: ``charge``, ``ship``, ``receipt`` and, inside the engine only, ``validate`` and ``price``."""
+"""An order's id and a step: ``charge``, ``ship``, ``receipt``; ``validate`` and ``price`` never leave the engine."""
 
 _HELD_BY: Final = """
     select g.correlation_key as key, g.step

@@ -72,32 +72,32 @@ class Worker:
 
 
 @asynccontextmanager
-async def workers(
-    names: Sequence[str], *, dsn: str, concurrency: int, folder: Path, options: Sequence[str] = ()
-) -> AsyncIterator[list[Worker]]:
+async def workers(names: Sequence[str], *, dsn: str, concurrency: int, folder: Path) -> AsyncIterator[list[Worker]]:
     """Run so many workers beside a block; none is left after it, however it ends."""
     async with AsyncExitStack() as stack:
         started = []
         for name in names:
-            worker = await _start(name, dsn=dsn, concurrency=concurrency, folder=folder, options=options)
+            worker = await _start(name, dsn=dsn, concurrency=concurrency, folder=folder)
             stack.push_async_callback(worker.stop)
             started.append(worker)
         yield started
 
 
-async def _start(name: str, *, dsn: str, concurrency: int, folder: Path, options: Sequence[str]) -> Worker:
+async def _start(name: str, *, dsn: str, concurrency: int, folder: Path) -> Worker:
     log_path = folder / f"{name}.log"
     # The leases are short, so that nobody has to wait half a minute for a dead worker's orders.
     arguments = [
         *("--node", name, "--concurrency", str(concurrency), "--no-http", "--log-format", "json"),
-        *("--lease-ttl", f"{LEASE_TTL_S}s", "--heartbeat", f"{_HEARTBEAT_S}s", *options),
+        *("--lease-ttl", f"{LEASE_TTL_S}s", "--heartbeat", f"{_HEARTBEAT_S}s"),
     ]
-    settings = {key: value for key, value in os.environ.items() if not key.startswith(("GENDURABLE_", "PG"))}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("GENDURABLE_", "PG"))}
+    # Few rows wait in a worker's hands, so that the most it may repeat is about what it was really doing.
+    environment |= {"DATABASE_URL": dsn, "GENDURABLE_QUEUE_PREFETCH": "4"}
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *_COMMAND,
             *arguments,
-            env=settings | {"DATABASE_URL": dsn},
+            env=environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -124,9 +124,7 @@ def _bad_quantity(order: Order, rng: Random) -> ExpectedOrder:
 def _negative_price(order: Order, _: Random) -> ExpectedOrder:
     first, *others = order.items
     items = [msgspec.structs.replace(first, unit_price=-first.unit_price), *others]
-    return ExpectedOrder(
-        order=msgspec.structs.replace(order, items=items), failure=f"price of {first.sku} is negative"
-    )
+    return ExpectedOrder(order=msgspec.structs.replace(order, items=items), failure=f"price of {first.sku} is negative")
 
 
 def _bad_discount(order: Order, rng: Random) -> ExpectedOrder:
@@ -150,9 +148,7 @@ def _wrong_total(order: Order, rng: Random) -> ExpectedOrder:
 
 def _declined(order: Order, rng: Random) -> ExpectedOrder:
     card = rng.choice(sorted(_DECLINES))
-    return ExpectedOrder(
-        order=msgspec.structs.replace(order, card=card), failure=f"payment refused: {_DECLINES[card]}"
-    )
+    return ExpectedOrder(order=msgspec.structs.replace(order, card=card), failure=f"payment refused: {_DECLINES[card]}")
 
 
 _SPOILERS: Final[Sequence[Callable[[Order, Random], ExpectedOrder]]] = [

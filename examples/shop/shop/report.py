@@ -62,5 +62,5 @@ def _calls_table(lines: Sequence[CallLine]) -> Table:
 def _checks_table(checks: Sequence[Check]) -> Table:
     table = _table("Checked against the input", "what", "expected", "found", "", texts=1)
     for check in checks:
-        table.add_row(check.claim, check.expected, check.found, _mark(is_kept=check.is_kept))
+        table.add_row(check.claim, str(check.expected), str(check.found), _mark(is_kept=check.is_kept))
     return table

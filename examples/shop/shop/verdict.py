@@ -1,15 +1,16 @@
 """Holds what a run left behind against its input: plain functions, so that tests can feed them lies."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
 
-from shop.evidence import Ended, Evidence, OrderStep
+from shop.evidence import Ended, Evidence
 from shop.gateway import failures_planned
 from shop.orders import ExpectedOrder
 
+VICTIMS: Final = ("the worker that was stopped", "the worker that was killed")
 HELD_MIN: Final = 10
 CALLED_STEPS: Final = ("charge", "ship", "receipt")
 
@@ -18,17 +19,17 @@ Purse: TypeAlias = tuple[str, str]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that must be true, with the first few cases in which it is not."""
+    """One thing that must be true, and the cases in which it is not."""
 
     claim: str
-    expected: str
-    found: str
+    expected: int | str
+    found: int
     problems: Sequence[str] = ()
 
     @property
     def is_kept(self) -> bool:
         """True when nothing speaks against it."""
-        return self.expected == self.found and not self.problems
+        return not self.problems
 
 
 class MoneyLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,12 +91,13 @@ def judge(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Verdict:
     return Verdict(
         checks=[
             _ended_once(expected, evidence),
-            _endings_fit(expected, evidence),
-            _invalid_fail(expected, evidence),
+            _valid_done(expected, evidence),
+            _invalid_failed(expected, evidence),
+            _receipts_ended_once(expected, evidence),
             _money_equals(money),
-            _things_happened_once(expected, evidence),
+            _happened_once(expected, evidence),
             _calls_explained(expected, evidence, calls),
-            _victims_held_enough(evidence),
+            *_victims_held_enough(evidence),
             _late_outcomes_refused(evidence),
         ],
         money=money,
@@ -115,35 +117,32 @@ def calls_needed(line: ExpectedOrder) -> dict[str, int]:
 
 def _ended_once(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Check:
     ids = [line.order.id for line in expected]
-    once = [order_id for order_id in ids if _ends(evidence.orders.get(order_id, ())) == 1]
-    wrong = [order_id for order_id in ids if order_id not in set(once)]
+    wrong = {order_id: ends for order_id in ids if (ends := _ends(evidence.orders.get(order_id, ()))) != 1}
     strangers = sorted(evidence.orders.keys() - set(ids))
     return Check(
         claim="orders that ended exactly once",
-        expected=str(len(ids)),
-        found=str(len(once)),
+        expected=len(ids),
+        found=len(ids) - len(wrong),
         problems=[
-            *(f"{order_id} ended {_ends(evidence.orders.get(order_id, ()))} times" for order_id in wrong),
+            *(f"{order_id} ended {ends} times" for order_id, ends in wrong.items()),
             *(f"{order_id} is not in the input" for order_id in strangers),
         ],
     )
 
 
 def _ends(instances: Sequence[Ended]) -> int:
-    """How often an order ended, whether in one instance or in several; an instance that has not ended counts as none."""
+    """How often an order ended, in one instance or in several; one that is still under way adds none."""
     return sum(instance.endings for instance in instances if instance.status in {"done", "failed", "cancelled"})
 
 
-def _endings_fit(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Check:
+def _valid_done(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Check:
     valid = [line.order.id for line in expected if line.failure is None]
-    statuses = {order_id: [one.status for one in evidence.orders.get(order_id, ())] for order_id in valid}
-    bad = [f"{order_id} is {', '.join(found) or 'missing'}" for order_id, found in statuses.items() if found != ["done"]]
-    return Check(
-        claim="valid orders that are done", expected=str(len(valid)), found=str(len(valid) - len(bad)), problems=bad
-    )
+    found = {order_id: [one.status for one in evidence.orders.get(order_id, ())] for order_id in valid}
+    bad = [f"{order_id} is {statuses or 'missing'}" for order_id, statuses in found.items() if statuses != ["done"]]
+    return Check(claim="valid orders that are done", expected=len(valid), found=len(valid) - len(bad), problems=bad)
 
 
-def _invalid_fail(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Check:
+def _invalid_failed(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Check:
     invalid = {line.order.id: line.failure for line in expected if line.failure is not None}
     bad = []
     for order_id, reason in invalid.items():
@@ -152,8 +151,8 @@ def _invalid_fail(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Chec
             bad.append(f"{order_id} should have failed with {reason!r}, found {found}")
     return Check(
         claim="invalid orders that failed for their reason",
-        expected=str(len(invalid)),
-        found=str(len(invalid) - len(bad)),
+        expected=len(invalid),
+        found=len(invalid) - len(bad),
         problems=bad,
     )
 
@@ -169,15 +168,10 @@ def _money_lines(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Itera
                 total = (one.result or {}).get("total", 0)
                 reported[purse] += total if isinstance(total, int) else 0
     for row in evidence.ledger:
-        if row.step == "charge":
-            charged[row.tenant, row.currency] += row.amount
+        charged[row.tenant, row.currency] += row.amount
     for purse in sorted(wanted.keys() | charged.keys()):
         yield MoneyLine(
-            purse=purse,
-            orders=orders[purse],
-            expected=wanted[purse],
-            ledger=charged[purse],
-            results=reported[purse],
+            purse=purse, orders=orders[purse], expected=wanted[purse], ledger=charged[purse], results=reported[purse]
         )
 
 
@@ -189,25 +183,25 @@ def _money_equals(money: Sequence[MoneyLine]) -> Check:
     ]
     return Check(
         claim="tenants and currencies whose money is right",
-        expected=str(len(money)),
-        found=str(len(money) - len(bad)),
+        expected=len(money),
+        found=len(money) - len(bad),
         problems=bad,
     )
 
 
-def _things_happened_once(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Check:
-    """Every valid order has one charge of its total, one parcel and one receipt in the ledger, and nothing else is there."""
+def _happened_once(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Check:
+    """Each valid order has one charge of its total, one parcel and one receipt in the ledger; nothing else is there."""
     wanted = Counter(
         (line.order.id, step, line.total if step == "charge" else 0)
         for line in expected
-        if line.failure is None
+        if line.total is not None
         for step in CALLED_STEPS
     )
     found = Counter((row.order_id, row.step, row.amount) for row in evidence.ledger)
     return Check(
-        claim="charges, parcels and receipts",
-        expected=str(wanted.total()),
-        found=str(found.total()),
+        claim="charges, parcels and receipts in the ledger",
+        expected=wanted.total(),
+        found=found.total(),
         problems=[
             *(f"{order_id} lacks its {step} over {amount}" for order_id, step, amount in wanted - found),
             *(f"{order_id} has a {step} over {amount} too many" for order_id, step, amount in found - wanted),
@@ -215,8 +209,20 @@ def _things_happened_once(expected: Sequence[ExpectedOrder], evidence: Evidence)
     )
 
 
+def _receipts_ended_once(expected: Sequence[ExpectedOrder], evidence: Evidence) -> Check:
+    valid = {line.order.id for line in expected if line.failure is None}
+    bad = []
+    for order_id in sorted(valid | evidence.receipts.keys()):
+        found = [(one.status, one.endings) for one in evidence.receipts.get(order_id, ())]
+        if found != ([("done", 1)] if order_id in valid else []):
+            bad.append(f"the receipt of {order_id} should have ended once, found {found}")
+    return Check(
+        claim="receipt jobs that ended exactly once", expected=len(valid), found=len(valid) - len(bad), problems=bad
+    )
+
+
 def _call_line(step: str, expected: Sequence[ExpectedOrder], evidence: Evidence) -> CallLine:
-    totals = [calls_needed(line)[step] for line in expected if step in calls_needed(line)]
+    totals = [needed[step] for line in expected if step in (needed := calls_needed(line))]
     return CallLine(
         step=step,
         needed=len(totals),
@@ -228,38 +234,34 @@ def _call_line(step: str, expected: Sequence[ExpectedOrder], evidence: Evidence)
 
 
 def _calls_explained(expected: Sequence[ExpectedOrder], evidence: Evidence, lines: Sequence[CallLine]) -> Check:
-    """Not only in total: each order and step may be repeated as often as a victim held just that, and no more."""
-    needed: Mapping[OrderStep, int] = {
-        (line.order.id, step): calls for line in expected for step, calls in calls_needed(line).items()
-    }
+    """Not only in total: each order and step may be repeated as often as victims held just that, and no more."""
+    needed = {(line.order.id, step): calls for line in expected for step, calls in calls_needed(line).items()}
     allowed = Counter(held for victim in evidence.interrupted.values() for held in victim)
     bad = []
     for pair in sorted(needed.keys() | evidence.calls.keys()):
-        least, most, calls = needed.get(pair, 0), needed.get(pair, 0) + allowed[pair], evidence.calls.get(pair, 0)
-        if not least <= calls <= most:
-            bad.append(f"{' '.join(pair)} was called {calls} times; {least} to {most} can be explained")
-    repeats, budget = sum(line.repeats for line in lines), sum(line.allowed for line in lines)
+        calls, least = evidence.calls.get(pair, 0), needed.get(pair, 0)
+        if not least <= calls <= least + allowed[pair]:
+            bad.append(f"{' '.join(pair)} was called {calls} times, explained are {least} to {least + allowed[pair]}")
+    budget = sum(line.allowed for line in lines)
     return Check(
-        claim=f"repeated calls, at most the {budget} the victims held",
+        claim="repeated calls, only of rows in a victim's hands",
         expected=f"0 to {budget}",
-        found=f"0 to {budget}" if 0 <= repeats <= budget else str(repeats),
+        found=sum(line.repeats for line in lines),
         problems=bad,
     )
 
 
-def _victims_held_enough(evidence: Evidence) -> Check:
-    few = [f"{victim} held {len(held)} rows" for victim, held in evidence.interrupted.items() if len(held) < HELD_MIN]
-    return Check(
-        claim=f"victims that held at least {HELD_MIN} rows",
-        expected=str(len(evidence.interrupted)),
-        found=str(len(evidence.interrupted) - len(few)),
-        problems=few or ([] if evidence.interrupted else ["nobody was interrupted"]),
-    )
+def _victims_held_enough(evidence: Evidence) -> Iterator[Check]:
+    for victim in VICTIMS:
+        held = evidence.interrupted.get(victim, ())
+        few = [f"only {len(held)} rows were in its hands"] if len(held) < HELD_MIN else []
+        yield Check(claim=f"rows held by {victim}", expected=f"{HELD_MIN} or more", found=len(held), problems=few)
 
 
 def _late_outcomes_refused(evidence: Evidence) -> Check:
     return Check(
-        claim="late outcomes of the stopped worker refused",
-        expected="at least 1",
-        found="at least 1" if evidence.refused else "0",
+        claim="late outcomes refused, of the stopped worker",
+        expected="1 or more",
+        found=evidence.refused,
+        problems=[] if evidence.refused else ["no late outcome was refused"],
     )
