@@ -76,7 +76,7 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beat until drained; a lost connection costs beats, not the process."""
-        backoff = ReconnectBackoff(self._rng, max_s=self._interval_s)
+        backoff = ReconnectBackoff(self._rng, first_s=min(0.1, self._interval_s), max_s=self._interval_s)
         try:
             while not self._draining:
                 try:
