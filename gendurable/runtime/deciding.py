@@ -11,6 +11,7 @@ from gendurable.errors import InvalidValueError, MissingOutcomeError, UnknownSte
 from gendurable.machine.contract import Definition
 from gendurable.model.claim import Claim
 from gendurable.model.codec import decode_json, encode_json, encode_object
+from gendurable.model.durations import DURATION_MAX_MS
 from gendurable.model.outcome import Cancel, Done, Next, Outcome, Retry, Snooze, Stop, Unset
 from gendurable.model.transition import Transition
 
@@ -148,8 +149,11 @@ def _next(outcome: Next, claim: Claim, definition: Definition) -> Transition:
 def _retry(outcome: Retry, claim: Claim, definition: Definition, policy: Policy) -> Transition:
     delay_ms = outcome.delay_ms
     if delay_ms is None:
-        backoff_s = definition.backoff or policy.backoff_s
-        delay_ms = max(0, int(backoff_s(claim.attempt) * 1000))
+        backoff_s = (definition.backoff or policy.backoff_s)(claim.attempt)
+        # Written so that NaN is refused as well.
+        if not backoff_s * 1000 <= DURATION_MAX_MS:
+            raise InvalidValueError(f"the backoff of attempt {claim.attempt} is {backoff_s!r} s; at most 100 years")
+        delay_ms = max(0, int(backoff_s * 1000))
     return Transition(
         id=claim.id,
         claim=claim.claim,

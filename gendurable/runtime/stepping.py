@@ -8,7 +8,7 @@ import contextvars
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -33,12 +33,12 @@ from gendurable.runtime.deciding import (
 log = get_logger(__name__)
 
 
-class Interruption(Enum):
-    """Why a running step was interrupted from outside."""
+class Interruption(IntEnum):
+    """Why a running step was interrupted from outside; a later one wins over those before it."""
 
-    TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
-    CUT = "cut"
+    TIMEOUT = 1
+    CANCELLED = 2
+    CUT = 3
 
 
 class Run:
@@ -64,7 +64,8 @@ class Run:
         if self.step is not None and self.step.timeout_s is not None:
             timeout_s = self.step.timeout_s
         if claim.deadline_in_ms is not None:
-            timeout_s = min(timeout_s, max(0.001, claim.deadline_in_ms / 1000))
+            # Counted from the claim: the row may have waited here for a slot.
+            timeout_s = min(timeout_s, claim.deadline_in_ms / 1000 - (now_s - claim.claimed_at))
         self.timeout_s = timeout_s
         self.started_s = now_s
         self.deadline_s = now_s + timeout_s
@@ -72,8 +73,8 @@ class Run:
         self.task: asyncio.Task[None] | None = None
 
     def interrupt(self, why: Interruption) -> None:
-        """Cancel the task once; the first reason stands."""
-        if self.interruption is None and self.task is not None:
+        """Cancel the task, once for each reason: a step may swallow its time limit, but not the end of the process."""
+        if self.task is not None and (self.interruption is None or why > self.interruption):
             self.interruption = why
             self.task.cancel()
 
@@ -119,7 +120,7 @@ class StepCaller:
         claim = run.claim
         if claim.is_expired:
             return cancelled(claim, "expired before it started")
-        if claim.deadline_in_ms is not None and claim.deadline_in_ms <= 0:
+        if run.timeout_s <= 0:
             return failed(claim, "the deadline has passed", "deadline")
         step_context.set(StepFields(claim))
         ctx: Context[Any] = Context(claim, None, self._resources, run=run)
@@ -130,6 +131,7 @@ class StepCaller:
         try:
             outcome = outcome_of_answer(await self._call(ctx), run.definition, claim)
             check_target(outcome, run.definition)
+            return decide(outcome, claim, run.definition, self._policy)
         except Cancel as cancel:
             return decide(cancel, claim, run.definition, self._policy)
         except asyncio.CancelledError:
@@ -139,9 +141,10 @@ class StepCaller:
             if isinstance(interrupted, Transition):
                 return interrupted
             return await self._handle_error(interrupted, ctx, run)
-        except Exception as error:
-            return await self._handle_error(error, ctx, run)
-        return decide(outcome, claim, run.definition, self._policy)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            return await self._handle_error(_as_exception(error), ctx, run)
 
     async def _call_step(self, ctx: Context[Any]) -> Any:
         run = ctx._run  # noqa: SLF001 - the engine put it there; users have no use for it
@@ -156,12 +159,13 @@ class StepCaller:
 
     async def _call_in_thread(self, step: StepDefinition, ctx: Context[Any]) -> Any:
         """Run a plain function in a thread; a thread cannot be killed, so an interrupted one keeps its slot."""
-        context = contextvars.copy_context()
-        future = asyncio.get_running_loop().run_in_executor(self._threads, context.run, step.call, ctx)
+        call = self._threads.submit(contextvars.copy_context().run, step.call, ctx)
+        future = asyncio.wrap_future(call)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            if not future.done():
+            # One that still waits for a thread is taken back: its row may run elsewhere before a thread is free.
+            if not call.cancel() and not future.done():
                 self._on_thread(1)
                 future.add_done_callback(self._thread_returned)
             raise
@@ -173,6 +177,16 @@ class StepCaller:
             future.exception()
 
     async def _handle_error(self, error: Exception, ctx: Context[Any], run: Run) -> Transition | None:
+        """Turn an error into the change of the row, whatever else of the user's code is broken besides."""
+        try:
+            return await self._ask_handler(error, ctx, run)
+        except Exception as broken:
+            # A backoff or the text of an error: without an outcome the row would hang in this process for ever.
+            log.warning("an error could not be handled", error_type=type(error).__name__, exc_info=broken)
+            kinds = f"{type(error).__name__}, and handling it raised {type(broken).__name__}"
+            return failed(run.claim, kinds, type(error).__name__)
+
+    async def _ask_handler(self, error: Exception, ctx: Context[Any], run: Run) -> Transition | None:
         """Ask the machine's error handler, or the default policy when it has none or fails itself."""
         claim, definition = run.claim, run.definition
         outcome: Outcome = default_outcome(error, claim, definition, self._policy)
@@ -193,11 +207,22 @@ class StepCaller:
                 if interrupted is None or isinstance(interrupted, Transition):
                     return interrupted
                 error = interrupted
-            except Exception as second:
-                log.warning("error handler failed", error=repr(second), handled=repr(error))
-                error = second
+            except (KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as second:
+                log.warning("error handler failed", error_type=type(error).__name__, exc_info=second)
+                error = _as_exception(second)
                 outcome = default_outcome(error, claim, definition, self._policy)
         return decide(outcome, claim, definition, self._policy, error=error)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """An error that a handler can take; sys.exit() in a step must end the step and not the worker."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError(f"the step raised {type(error).__name__}({', '.join(map(repr, error.args))})")
+    wrapped.__cause__ = error
+    return wrapped.with_traceback(error.__traceback__)
 
 
 def _interrupted(run: Run) -> Transition | Exception | None:
