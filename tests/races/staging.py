@@ -68,8 +68,13 @@ async def worker(dsn: str, boot: str = "me", *, pool_max: int = 4) -> AsyncItera
 def identity(boot: str, **other: Any) -> NodeIdentity:
     """A process that exists only in the table."""
     facts = {
-        "node": "node", "host": "host", "host_boot": "machine", "pid_namespace": "namespace", "pid": 1, "pid_started": "1"
-    }  # fmt: skip
+        "node": "node",
+        "host": "host",
+        "host_boot": "machine",
+        "pid_namespace": "namespace",
+        "pid": 1,
+        "pid_started": "1",
+    }
     return NodeIdentity(**{"boot": boot, "version": "0", **facts, **other})
 
 
@@ -119,9 +124,12 @@ async def add_row(connection: asyncpg.Connection, **columns: Any) -> int:
 async def add_executing(connection: asyncpg.Connection, *, boot: str = "me", claim: int = 1, **columns: Any) -> int:
     """A row that a worker owns."""
     return await add_row(
-        connection, status="='executing'", locked_by=boot, claim=claim,
+        connection,
+        status="='executing'",
+        locked_by=boot,
+        claim=claim,
         **{"lease_expires_at": "=now() + interval '1 minute'", **columns},
-    )  # fmt: skip
+    )
 
 
 async def add_many(connection: asyncpg.Connection, count: int, **expressions: str) -> list[int]:

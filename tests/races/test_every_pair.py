@@ -23,29 +23,71 @@ DAY_MS = 86_400_000
 STATES = {
     # Lapsed but not taken: its owner, the reaper and callers may all come for it [E16].
     "lapsed": {
-        "status": "='executing'", "locked_by": "me", "claim": 1, "lease_expires_at": "=now() - interval '1 second'",
+        "status": "='executing'",
+        "locked_by": "me",
+        "claim": 1,
+        "lease_expires_at": "=now() - interval '1 second'",
         "concurrency_key": "k",
     },
     "owned": {
-        "status": "='executing'", "locked_by": "me", "claim": 1, "lease_expires_at": "=now() + interval '1 minute'",
+        "status": "='executing'",
+        "locked_by": "me",
+        "claim": 1,
+        "lease_expires_at": "=now() + interval '1 minute'",
         "deadline_at": "=now() - interval '1 second'",
     },
     "due": {"deadline_at": "=now() - interval '1 second'", "concurrency_key": "k"},
     "held": {"held": True, "deadline_at": "=now() - interval '1 second'", "concurrency_key": "k"},
     "ended": {"status": "='failed'", "finished_at": "=now() - interval '40 days'", "last_error": "gave up"},
-}  # fmt: skip
+}
 
 ARGUMENTS = {
     "claim_runnable": lambda _: (
-        "default", 10, "other", MINUTE_MS, -32768, dt.datetime(1969, 12, 31, tzinfo=dt.UTC), 0, True, [],
+        "default",
+        10,
+        "other",
+        MINUTE_MS,
+        -32768,
+        dt.datetime(1969, 12, 31, tzinfo=dt.UTC),
+        0,
+        True,
+        [],
     ),
     "commit_done": lambda row: ([row], [1], "me", ['{"n": 1}']),
     "commit_outcomes": lambda row: (
-        [row], [1], "me", ["runnable"], ["second"], ['{"n": 2}'], [1], [0], [0], [None], [None], ["oops"], ["ValueError"],
-        [None], [False], [None],
+        [row],
+        [1],
+        "me",
+        ["runnable"],
+        ["second"],
+        ['{"n": 2}'],
+        [1],
+        [0],
+        [0],
+        [None],
+        [None],
+        ["oops"],
+        ["ValueError"],
+        [None],
+        [False],
+        [None],
     ),
     "commit_outcomes (stop)": lambda row: (
-        [row], [1], "me", ["failed"], [None], [None], [1], [0], [0], [None], [None], ["gave up"], ["stop"], [None], [False],
+        [row],
+        [1],
+        "me",
+        ["failed"],
+        [None],
+        [None],
+        [1],
+        [0],
+        [0],
+        [None],
+        [None],
+        ["gave up"],
+        ["stop"],
+        [None],
+        [False],
         [None],
     ),
     "renew_leases": lambda row: ([row], [1], "me", MINUTE_MS),
@@ -57,20 +99,24 @@ ARGUMENTS = {
     "collect_finished": lambda _: (DAY_MS, DAY_MS, DAY_MS, 10, dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
     "cancel_instance": lambda row: (row, None, "not wanted"),
     "retry_instance": lambda row: (row,),
-}  # fmt: skip
+}
 
 CALLERS = {"cancel_instance", "retry_instance"}
 
 WORKER_OF_AN_OWNED_ROW = ["commit_done", "commit_outcomes", "renew_leases", "release_claims"]
 MEET = {
     "lapsed": [
-        *WORKER_OF_AN_OWNED_ROW, "commit_outcomes (stop)", "reap_expired", "cancel_instance", "retry_instance",
+        *WORKER_OF_AN_OWNED_ROW,
+        "commit_outcomes (stop)",
+        "reap_expired",
+        "cancel_instance",
+        "retry_instance",
     ],
     "owned": [*WORKER_OF_AN_OWNED_ROW, "expire_boot_leases", "end_overdue", "cancel_instance"],
     "due": ["claim_runnable", "end_overdue", "cancel_instance"],
     "held": ["unhold_keys", "end_overdue", "cancel_instance", "claim_runnable"],
     "ended": ["collect_finished", "retry_instance", "cancel_instance"],
-}  # fmt: skip
+}
 PAIRS = [
     (state, *pair)
     for state, names in MEET.items()
@@ -112,7 +158,8 @@ async def picture(connection, row_id):
     row = await connection.fetchrow(
         f"""
         select
-            g.status::text as status, g.step, g.state, g.attempt, g.crashes, g.snoozes, g.result, g.last_error, g.errors,
+            g.status::text as status, g.step, g.state, g.attempt, g.crashes, g.snoozes, g.result,
+            g.last_error, g.errors,
             g.cancel_reason, g.held, g.locked_by, g.claim, g.concurrency_key, g.lease_expires_at > now() as is_leased,
             g.finished_at is not null as is_finished, g.finished_at > now() - interval '1 day' as is_fresh,
             g.started_at is not null as is_started
