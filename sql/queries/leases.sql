@@ -50,6 +50,8 @@ returning g.id, g.cancel_reason is not null as is_cancelled;
 -- A row is taken when its lease and its worker's have both lapsed, or its own lapsed $3 ago [L2]. Rows locked elsewhere are
 -- skipped: their owner is committing, or a caller is. The claim rises, so that a late outcome is known to be late.
 -- Index gen_durable_lease; locks in the order of the leases but never waits, so the order cannot deadlock.
+-- A scope that leaves out a live status cannot be written; should one be there, its key may belong to another row by now,
+-- so the row loses it here instead of making every sweep fail on it [L23].
 with expired as materialized (
     select g.id, g.locked_by, g.crashes + 1 >= $2::int as is_poison, g.cancel_reason is not null as is_cancelled
     from gendurable.gen_durable as g
@@ -76,6 +78,11 @@ set
     end::gendurable.durable_status,
     claim = g.claim + 1,
     crashes = g.crashes + 1,
+    correlation_scope = case
+        when g.correlation_scope = '{}' or g.correlation_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'
+            then g.correlation_scope
+        when g.correlation_key is not null then '{}'
+    end,
     last_error = case
         when e.is_cancelled then g.cancel_reason
         when e.is_poison
@@ -148,7 +155,7 @@ where n.lease_expires_at < now() - $1::bigint * interval '1 millisecond'
 -- name: end_overdue
 -- End up to $1 (int) waiting rows whose deadline has passed (failed) or that expired before they first started (cancelled).
 -- Executing rows end at their own commit. Indexes gen_durable_deadline and gen_durable_expiry; rows locked elsewhere are
--- skipped and found by the next sweep.
+-- skipped and found by the next sweep. A scope that is not whole is dropped, as in reap_expired.
 with past_deadline as materialized (
     select g.id
     from gendurable.gen_durable as g
@@ -183,6 +190,11 @@ set
     status = e.status::gendurable.durable_status,
     claim = g.claim + 1,
     held = false,
+    correlation_scope = case
+        when g.correlation_scope = '{}' or g.correlation_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'
+            then g.correlation_scope
+        when g.correlation_key is not null then '{}'
+    end,
     last_error = e.reason,
     cancel_reason = case when e.status = 'cancelled' then e.reason end,
     updated_at = now(),
