@@ -4,6 +4,12 @@ import asyncio
 import faulthandler
 import signal
 import sys
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+
+_DEPTH_MAX: Final = 100
 
 
 def dump_on_quit(loop: asyncio.AbstractEventLoop) -> None:
@@ -18,10 +24,23 @@ def dump_on_quit(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def dump_tasks() -> None:
-    """Print every task of the running loop to stderr."""
+    """Print every task of the running loop to stderr, each with what it awaits."""
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
-    print(f"\n==== {len(tasks)} tasks ====", file=sys.stderr)
+    lines = [f"\n==== {len(tasks)} tasks ====\n"]
     for task in tasks:
-        print(f"-- {task.get_name()}", file=sys.stderr)
-        task.print_stack(file=sys.stderr)
-    sys.stderr.flush()
+        lines.append(f"-- {task.get_name()}\n")
+        for frame in _frames(task.get_coro()):
+            lines += traceback.format_stack(frame, limit=1)
+    print("".join(lines), file=sys.stderr, flush=True)
+
+
+def _frames(awaited: Any) -> Iterator[FrameType]:
+    """The frames of a suspended coroutine, the outermost first; asyncio itself shows only that one."""
+    for _ in range(_DEPTH_MAX):
+        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), None)
+        if kind is None:
+            return
+        frame = getattr(awaited, f"{kind}_frame")
+        if frame is not None:
+            yield frame
+        awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
