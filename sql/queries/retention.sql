@@ -4,6 +4,7 @@
 -- $5 where to go on: finished_at timestamptz of the last row looked at; -infinity at the start of a pass
 -- Index gen_durable_gc. Locks for update, not for no key update: the weaker lock would let DELETE wait for a caller's key
 -- share [L8]. Spares terminal children of live parents, parents with live children, and keys still reserved.
+-- The lock looks at the time again: a row that was retried and has ended anew since the snapshot is a young one.
 with ended as materialized (
     select g.id, g.finished_at, g.parent_id, g.status, g.unique_until
     from gendurable.gen_durable as g
@@ -37,7 +38,7 @@ doomed as materialized (
                     and c.finished_at is null
             )
     ))
-        and g.finished_at is not null
+        and g.finished_at <= now() - least($1::bigint, $2::bigint, $3::bigint) * interval '1 millisecond'
     order by g.id
     for update skip locked
 ),
