@@ -1,20 +1,19 @@
 """``make demo``: orders through two workers, one stopped past its lease, one killed, and every promise checked.
 
-The order of events: both workers run; the second is frozen while it holds at least ten rows, until the first has taken
-them over, and comes back with outcomes that are too late; then the first is killed with SIGKILL while it holds at least
-ten rows, and the second finishes alone. Exit code 1 when anything at the end does not equal the input.
+The order of events: both workers run; bob is stopped while it holds at least ten rows, until ada has brought half of
+them to their end, and comes back with outcomes that are too late; then ada is killed with SIGKILL while it holds at
+least ten rows, and bob finishes alone. Exit code 1 when anything at the end does not equal the input.
 """
 
-import argparse
 import asyncio
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 from rich.console import Console
@@ -32,9 +31,12 @@ from shop.orders import ExpectedOrder, load_orders
 from shop.report import print_verdict
 from shop.verdict import CALLED_STEPS, HELD_MIN, VICTIMS, Verdict, judge
 
-CONCURRENCY: Final = 24
-_BATCH: Final = 40
+_CONCURRENCY: Final = 60
+_CROWD: Final = 60
+"""Instances under way at once: enough for each worker to hold many, few enough that an order goes through quickly."""
+_BATCH: Final = 10
 _LOOK_S: Final = 0.02
+_DRAW_S: Final = 0.1
 _SETTLE_S: Final = 0.3
 _START_S: Final = 20.0
 _FINISH_S: Final = 60.0
@@ -63,26 +65,26 @@ async def play(dsn: str, expected: Sequence[ExpectedOrder], *, console: Console,
         await connection.execute(Path(__file__).with_name("shop.sql").read_text(encoding="utf-8"))
         watch = Watch(connection)
         first, second = await stack.enter_async_context(
-            workers(["ada", "bob"], dsn=dsn, concurrency=CONCURRENCY, folder=folder)
+            workers(["ada", "bob"], dsn=dsn, concurrency=_CONCURRENCY, folder=folder)
         )
         await _until(watch.nodes_ready, "the workers did not start", [first, second], within_s=_START_S)
         say = console.print
         say(f"Workers [b]ada[/b] (pid {first.pid}) and [b]bob[/b] (pid {second.pid}) are up.")
-        async with _bars(watch, expected, console):
-            for start in range(0, len(expected), _BATCH):
-                await client.insert_many([order_request(line.order) for line in expected[start : start + _BATCH]])
+        async with _beside(_draw(watch, expected, console)), _beside(_arrive(expected, client, watch)) as arriving:
             late = await _freeze(second, watch)
             say(
                 f"[yellow]Stopped bob[/yellow] while it held {len(late)} rows; its leases run out in {LEASE_TTL_S:g} s."
             )
-            await _until(_is_robbed(watch, second), "ada did not take bob's rows", [first], within_s=LEASE_TTL_S * 3)
+            await _until(_half_ended(watch, late), "ada did not end bob's rows", [first], within_s=LEASE_TTL_S * 4)
             second.resume()
-            say("[yellow]Bob is back[/yellow]: ada has its rows, and what bob was doing comes too late.")
+            say("[yellow]Bob is back[/yellow]: ada has ended half of its rows, and what bob was doing comes too late.")
             await _freeze(first, watch)
             await first.kill()
             lost = await _held_at_last(first, watch)
             say(f"[red]Killed ada[/red] with -9 while it held {len(lost)} rows; bob goes on alone.")
+            await arriving
             await _finished(watch, second)
+            await asyncio.sleep(2 * _DRAW_S)
         interrupted = dict(zip(VICTIMS, (late, lost), strict=True))
         return judge(expected, await watch.gather(client, interrupted=interrupted, refused=second.outcomes_refused()))
 
@@ -111,11 +113,22 @@ async def _held_at_last(worker: Worker, watch: Watch) -> list[OrderStep]:
     return await watch.held_by(worker.name)
 
 
-def _is_robbed(watch: Watch, worker: Worker) -> Callable[[], Awaitable[bool]]:
-    async def is_robbed() -> bool:
-        return not await watch.held_by(worker.name)
+def _half_ended(watch: Watch, held: Sequence[OrderStep]) -> Callable[[], Awaitable[bool]]:
+    async def is_half_ended() -> bool:
+        return await watch.count_ended(held) >= len(held) / 2
 
-    return is_robbed
+    return is_half_ended
+
+
+async def _arrive(expected: Sequence[ExpectedOrder], client: gd.Client, watch: Watch) -> None:
+    """Insert the orders batch by batch, as customers come in, whenever the shop is not crowded."""
+
+    async def has_room() -> bool:
+        return (await watch.progress()).unfinished < _CROWD
+
+    for start in range(0, len(expected), _BATCH):
+        await _until(has_room, "the shop stayed crowded", [], within_s=_FINISH_S)
+        await client.insert_many([order_request(line.order) for line in expected[start : start + _BATCH]])
 
 
 async def _finished(watch: Watch, worker: Worker) -> None:
@@ -150,8 +163,18 @@ async def _until(
 
 
 @asynccontextmanager
-async def _bars(watch: Watch, expected: Sequence[ExpectedOrder], console: Console) -> AsyncIterator[None]:
-    """Draw how far the run is, beside a block."""
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Run something beside a block, and end it with the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _draw(watch: Watch, expected: Sequence[ExpectedOrder], console: Console) -> None:
+    """Draw how far the run is, until cancelled."""
     valid = sum(line.failure is None for line in expected)
     columns = (TextColumn("{task.description:>8}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
     with ProgressBars(*columns, console=console) as bars:
@@ -159,34 +182,21 @@ async def _bars(watch: Watch, expected: Sequence[ExpectedOrder], console: Consol
             name: bars.add_task(name, total=len(expected) if name == "ended" else valid)
             for name in ("charged", "shipped", "mailed", "ended")
         }
-
-        async def draw() -> None:
+        while True:
             progress = await watch.progress()
             for name, task in tasks.items():
                 bars.update(task, completed=getattr(progress, name))
-
-        async def keep_drawing() -> None:
-            while True:
-                await draw()
-                await asyncio.sleep(0.1)
-
-        drawing = asyncio.create_task(keep_drawing())
-        try:
-            yield
-            await draw()
-        finally:
-            drawing.cancel()
-            await asyncio.wait([drawing])
+            await asyncio.sleep(_DRAW_S)
 
 
-async def _demo(orders_max: int | None, console: Console) -> bool:
+async def _demo(console: Console) -> bool:
     """Bring the server and the tables, play, and say whether every promise was kept."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Like Ctrl-C: everything that was started is stopped on the way out.
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    expected = load_orders()[:orders_max]
+    expected = load_orders()
     with tempfile.TemporaryDirectory(prefix="gendurable-shop-") as folder:
         async with EmbeddedPostgres() as server:
             console.print(f"PostgreSQL {server.server_version} is up; {len(expected)} orders are waiting.")
@@ -198,11 +208,8 @@ async def _demo(orders_max: int | None, console: Console) -> bool:
 
 def main() -> int:
     """Run the demo; 0 when every promise was kept, 1 when not, 130 when it was interrupted."""
-    parser = argparse.ArgumentParser(prog="shop.demo", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--orders", type=int, default=None, metavar="N", help="only the first N orders")
-    arguments = parser.parse_args()
     try:
-        return 0 if asyncio.run(_demo(arguments.orders, Console())) else 1
+        return 0 if asyncio.run(_demo(Console())) else 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("interrupted; the workers and the server are stopped", file=sys.stderr)
         return 130

@@ -21,6 +21,9 @@ _HELD_BY: Final = """
     join gendurable.nodes as n on n.boot = g.locked_by
     where n.node = $1
 """
+_ENDED: Final = """
+    select count(*) from gendurable.gen_durable as g where g.correlation_key = any ($1) and g.finished_at is not null
+"""
 _PROGRESS: Final = """
     select
         (select count(*) from gendurable.gen_durable as g where g.fsm = 'order' and g.finished_at is not null) as ended,
@@ -106,6 +109,12 @@ class Watch:
         async with self._turn:
             rows = await self._connection.fetch(_HELD_BY, node)
         return [_order_step(row["key"], row["step"]) for row in rows]
+
+    async def count_ended(self, held: Sequence[OrderStep]) -> int:
+        """How many of these instances have ended."""
+        keys = [f"{'receipt' if step == 'receipt' else 'order'}:{order_id}" for order_id, step in held]
+        async with self._turn:
+            return int(await self._connection.fetchval(_ENDED, keys))
 
     async def gather(
         self, client: gd.Client, *, interrupted: Mapping[str, Sequence[OrderStep]], refused: int
