@@ -121,13 +121,19 @@ class ConnectOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments for the driver."""
+        settings = {"application_name": self.application_name[:63]}
+        if self.statement_cache:
+            # Our statements mean read committed, most of them are transactions of their own, and the driver cannot say
+            # READ WRITE: so the session says both, whatever the server's habits are [L7]. A pooler in transaction mode
+            # refuses settings it does not know, and what it passes on belongs to somebody else's session.
+            settings |= {"default_transaction_isolation": "read committed", "default_transaction_read_only": "off"}
         return {
             "dsn": self.dsn or None,
             "timeout": self.connect_timeout_s,
             "command_timeout": self.command_timeout_s,
             "statement_cache_size": 100 if self.statement_cache else 0,
             "connection_class": EngineConnection,
-            "server_settings": {"application_name": self.application_name[:63]},
+            "server_settings": settings,
         }
 
 
