@@ -125,10 +125,10 @@ class _Wiring:
         add_gauges(parts, version=product_version())
         return parts
 
-    def _announce(self, queue: str) -> None:
-        """A row became runnable that any process may run."""
-        self.hub.poke(queue)
-        self.emitter.poke(queue)
+    def _announce(self, queue: str, due_in_s: float = 0.0) -> None:
+        """A row became runnable, or will in so many seconds, that any process may run."""
+        self.hub.poke(queue, due_in_s)
+        self.emitter.poke(queue, due_in_s)
 
     def _interrupt(self, instance_ids: Sequence[int]) -> None:
         """Somebody cancelled these instances; those that execute here are interrupted."""
@@ -187,7 +187,7 @@ class _Wiring:
             metrics=self.metrics,
             rng=self.rng,
             unflushed_max=min(flush.queue_max, flush.batch_max * UNFLUSHED_BATCHES),
-            on_unheld=self._announce,
+            on_runnable=self._announce,
         )
 
     def _heartbeat(self) -> Heartbeat:

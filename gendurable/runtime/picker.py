@@ -77,7 +77,7 @@ class Picker:
         metrics: Metrics,
         rng: Random,
         unflushed_max: int,
-        on_unheld: Callable[[str], None],
+        on_runnable: Callable[[str, float], None],
     ) -> None:
         """Nothing is claimed until :meth:`run`.
 
@@ -91,7 +91,7 @@ class Picker:
             metrics: What is counted.
             rng: Where jitter is drawn from.
             unflushed_max: Claim nothing while more outcomes than this wait to become durable.
-            on_unheld: Told a queue in which a row was un-held.
+            on_runnable: Told a queue that got a row back, and the seconds until that may run.
         """
         self.name = f"picker:{queue}"
         self.queue = queue
@@ -103,16 +103,16 @@ class Picker:
         self._metrics = metrics
         self._rng = rng
         self._unflushed_max = unflushed_max
-        self._on_unheld = on_unheld
+        self._on_runnable = on_runnable
         self._unresolved = UnresolvedMachines(rng)
         self._wake = Wake()
         self._draining = False
         self._stopped = asyncio.Event()
         self._settling: set[asyncio.Task[None]] = set()
-        # What is known about the queue: whether due rows were left behind, and when the next future row is due.
         self._appetite = Appetite(
             concurrency=settings.concurrency, prefetch=0, min_demand=1, claim_max=settings.claim_max
         )
+        # What is known about the queue: whether due rows were left behind, and when the next future row is due.
         self._wake_level = 0
         self._is_full = False
         self._has_backlog = True
@@ -120,8 +120,7 @@ class Picker:
         self._quiet_until_s = 0.0
         # The claim hint [L15]: an optimisation only, dropped by anything that could put a row before it.
         self._position = SCAN_START
-        self._full_scan_at_s = 0.0
-        self._claims_since_full_scan = 0
+        self._full_scan_at_s, self._claims_since_full_scan = 0.0, 0
         self.claims_total = 0
         self.claims_max: int | None = None
         """Stop by itself after so many claims that reached the database; None goes on until drained."""
@@ -343,6 +342,9 @@ class Picker:
             await self._store.release_claims(claims, delays_ms=delays_ms)
         except StoreError as error:
             log.warning("rows could not be handed back; their leases decide", rows=len(claims), error=str(error))
+        else:
+            # Others looked while the rows were in hand here and found nothing; only this makes them look again.
+            self._on_runnable(self.queue, min(delay_ms or 0 for delay_ms in delays_ms) / 1000)
         finally:
             for claim in claims:
                 self._holdings.remove(claim.id, claim.claim)
@@ -361,7 +363,7 @@ class Picker:
                 log.warning("held keys could not be checked; the reconciler will", queue=self.queue, error=str(error))
                 return
             for queue in queues:
-                self._on_unheld(queue)
+                self._on_runnable(queue, 0.0)
             if not keys:
                 return
             await asyncio.sleep(self._rng.uniform(0.002, 0.01))

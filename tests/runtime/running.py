@@ -8,6 +8,7 @@ from typing import Any
 
 import gendurable as gd
 from gendurable.engine import Engine
+from gendurable.runtime.picker import Picker
 from gendurable.settings import (
     BackoffSettings,
     FlushSettings,
@@ -78,6 +79,13 @@ async def running(dsn: str, *items: Any, **settings: Any) -> AsyncIterator[Engin
         if listener is not None:
             await until(lambda: listener.is_up)
         yield engine
+
+
+async def at_rest(engine: Engine, queue: str = "default") -> Picker:
+    """Wait until a queue's picker has looked, found nothing and sleeps until it is woken; return it."""
+    picker = engine.parts.pickers[queue]
+    await until(lambda: picker.claims_total > 0 and picker.is_dry and time.monotonic() > picker._quiet_until_s)
+    return picker
 
 
 async def until(claim: Callable[[], object], *, within_s: float = SOON_S) -> None:
