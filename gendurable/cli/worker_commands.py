@@ -36,6 +36,6 @@ def worker(*, options: SettingOptions, until_empty: bool, one_batch: bool) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         # Until the loop takes over there is nothing to drain, and an import may take a while.
         signal.signal(number, lambda *_: sys.exit(0))
-    registry = discover(settings.imports)
+    registry = discover(settings.imports, use_entry_points=settings.discover)
     life = WorkerLife(until_empty=until_empty, one_batch=one_batch)
     raise click.exceptions.Exit(end_process(run_worker(settings, registry, life)))

@@ -190,6 +190,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The name of this process's machine; None means its host name."""
     imports: Annotated[tuple[str, ...], Names()] = ()
     """Modules to import besides those that installed packages register."""
+    discover: _On = True
+    """Load what installed packages register; off, only ``imports`` are loaded."""
     serve: tuple[str, ...] | None = None
     """The queues to serve; ``*`` stands for those of the loaded machines and ``default``; empty means none. None means
     the queues in ``queues``, or ``*`` when there are none."""

@@ -1,0 +1,1 @@
+"""Minutes of real work under random kills, checked against a ledger."""
