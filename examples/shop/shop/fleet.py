@@ -15,7 +15,7 @@ LEASE_TTL_S: Final = 3.0
 _HEARTBEAT_S: Final = 0.5
 _STOP_S: Final = 10.0
 
-_COMMAND: Final = (sys.executable, "-m", "shop.worker_process")
+_COMMAND: Final = (sys.executable, "-m", "gendurable", "worker")
 _REFUSED: Final = "outcome refused, the row went to another worker"
 
 
@@ -52,14 +52,15 @@ class Worker:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
         try:
-            async with asyncio.timeout(_STOP_S):
-                await self._process.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await self._process.wait()
         finally:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            if not self.has_ended:
+                await self.kill()
 
     def outcomes_refused(self) -> int:
-        """How many late outcomes its log says were refused."""
+        """How many late outcomes were refused, by its log: the worker says so for each."""
         events = [msgspec.json.decode(line).get("event") for line in self._log_lines() if line.startswith("{")]
         return events.count(_REFUSED)
 
@@ -98,6 +99,8 @@ async def _start(name: str, *, dsn: str, concurrency: int, folder: Path) -> Work
             *_COMMAND,
             *arguments,
             env=environment,
+            # Not where a gendurable.toml of somebody else may lie.
+            cwd=folder,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
