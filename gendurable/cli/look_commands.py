@@ -1,5 +1,7 @@
 """The commands that only look: ``show``, ``list``, ``queues``, ``machines`` and ``nodes``."""
 
+from typing import Final
+
 import click
 import msgspec
 
@@ -9,6 +11,8 @@ from gendurable.cli.rendering import print_fields, print_json, print_table
 from gendurable.model.instance import Instance, Status
 from gendurable.reading import PAGE_ROWS, PAGE_ROWS_MAX
 from gendurable.store.fleet import FleetStore
+
+_STATUSES: Final = [status.value for status in Status]
 
 
 @click.command()
@@ -37,7 +41,7 @@ def _moments(instance: Instance) -> dict[str, object]:
 
 @click.command("list")
 @click.option("--machine", metavar="NAME", help="Only this machine's or job's.")
-@click.option("--status", type=click.Choice([*Status]), multiple=True, help="Only this status; may be repeated.")
+@click.option("--status", type=click.Choice(_STATUSES), multiple=True, help="Only this status; may be repeated.")
 @click.option("--queue", metavar="NAME", help="Only this queue's.")
 @click.option("--tag", metavar="TAG", multiple=True, help="Only those with this tag; repeated: with all of them.")
 @click.option("--key-prefix", metavar="TEXT", help="Only those whose correlation key starts with this.")

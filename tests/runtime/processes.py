@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+import tempfile
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,13 +55,19 @@ class Process:
         self._process = process
         self._grown = asyncio.Event()
         self.lines: list[str] = []
+        self.stdout = ""
+        self.stderr = ""
         assert process.stdout is not None
         assert process.stderr is not None
-        self._readers = [asyncio.create_task(self._read(stream)) for stream in (process.stdout, process.stderr)]
+        self._readers = [
+            asyncio.create_task(self._read(process.stdout, "stdout")),
+            asyncio.create_task(self._read(process.stderr, "stderr")),
+        ]
 
-    async def _read(self, stream: asyncio.StreamReader) -> None:
-        while line := await stream.readline():
-            self.lines.append(line.decode().rstrip("\n"))
+    async def _read(self, stream: asyncio.StreamReader, name: str) -> None:
+        while line := (await stream.readline()).decode():
+            self.lines.append(line.rstrip("\n"))
+            setattr(self, name, getattr(self, name) + line)
             self._grown.set()
 
     @property
@@ -71,13 +79,13 @@ class Process:
         """Send a signal."""
         self._process.send_signal(number)
 
-    async def until(self, text: str) -> str:
-        """Wait for a line with this text and return it."""
+    async def until(self, text: str, *, after: int = 0) -> str:
+        """Wait for a line with this text, not among the first ``after`` lines, and return it."""
 
         async def found() -> str:
             while True:
                 self._grown.clear()
-                for line in self.lines:
+                for line in self.lines[after:]:
                     if text in line:
                         return line
                 await self._grown.wait()
@@ -126,6 +134,11 @@ async def running(*arguments: str, cwd: Path, environment: Mapping[str, str] | N
         yield process
     finally:
         await process.stop()
+
+
+def folder_for_a_server() -> Path:
+    """A place for an embedded server: as root, its account may not enter pytest's own folders."""
+    return Path(tempfile.gettempdir()) / f"gendurable-test-{uuid.uuid4().hex}"
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:

@@ -127,16 +127,19 @@ async def test_a_lost_database_costs_readiness_but_not_life(dsn, postgres):
     """A restart does not bring a database back, so only readiness may say so; E75."""
     name = urlsplit(dsn).path.strip("/")
     administrator = await asyncpg.connect(postgres.dsn("postgres"))
-    lease = LeaseSettings(ttl_s=30, heartbeat_s=0.1)
-    async with served(dsn, lease=lease) as (engine, _health, port), engine.running():
-        await administrator.execute(f"alter database {name} allow_connections false")
-        await administrator.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = $1", name)
-        await eventually(lambda: _answers(port, "/readyz", 503))
-        reasons = json.loads((await asked(port, "/readyz"))[2])["reasons"]
-        alive = (await asked(port, "/livez"))[0]
-        await administrator.execute(f"alter database {name} allow_connections true")
-        await eventually(lambda: _answers(port, "/readyz", 200))
-    await administrator.close()
+    try:
+        async with served(dsn, lease=LeaseSettings(heartbeat_s=0.1)) as (engine, _health, port), engine.running():
+            await administrator.execute(f"alter database {name} allow_connections false")
+            await administrator.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1", name
+            )
+            await eventually(lambda: _answers(port, "/readyz", 503))
+            reasons = json.loads((await asked(port, "/readyz"))[2])["reasons"]
+            alive = (await asked(port, "/livez"))[0]
+            await administrator.execute(f"alter database {name} allow_connections true")
+            await eventually(lambda: _answers(port, "/readyz", 200))
+    finally:
+        await administrator.close()
 
     assert reasons[0].startswith("the database has not answered")
     assert alive == 200

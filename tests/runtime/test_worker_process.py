@@ -8,16 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import uuid
 from collections import Counter
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
 
-from tests.runtime.processes import ISOLATION, JOBS, PATIENCE_S, eventually, running
+from tests.runtime.processes import ISOLATION, JOBS, PATIENCE_S, eventually, folder_for_a_server, running
 
 PASSWORD = "hunter2-and-more"
 
@@ -334,8 +331,7 @@ async def test_a_worker_without_queues_executes_nothing(worker, rows, dsn):
 
 async def test_an_embedded_server_is_migrated_and_stopped(folder, postgres):
     """One command on a fresh machine; nothing is left running after it."""
-    # As root, the server's account may not enter pytest's own folders.
-    directory = Path(tempfile.gettempdir()) / f"gendurable-test-{uuid.uuid4().hex}"
+    directory = folder_for_a_server()
     environment = {"GENDURABLE_POSTGRES_BIN": str(_programs_of(postgres))}
     arguments = ("worker", "--embedded", str(directory), "--drain", "--http-port", "0")
     async with running(*arguments, cwd=folder, environment=environment) as process:
