@@ -3,18 +3,18 @@
 import time
 from typing import Any, Literal
 
-from gendurable.bench.child import ChildSpec
 from gendurable.bench.ground import Ground, fresh_ground
 from gendurable.bench.lines import Line, compared, line_of, middle_of
 from gendurable.bench.machines import STEPS
 from gendurable.bench.options import BenchOptions
 from gendurable.bench.processes import child
+from gendurable.bench.spec import ChildSpec
 from gendurable.errors import GenDurableError
 
 DRAIN_JOBS = 200_000
 STEPS_JOBS = 40_000
 
-Role = Literal["worker", "bare"]
+Drainer = Literal["worker", "bare"]
 
 
 class BenchResultError(GenDurableError):
@@ -46,7 +46,7 @@ async def _measured(options: BenchOptions, scenario: str, *, jobs: int, steps: i
     return line_of(scenario, jobs=jobs, steps=jobs * steps, table=table, runs=options.runs, **fields)
 
 
-async def _run_once(options: BenchOptions, role: Role, *, jobs: int, steps: int) -> dict[str, Any]:
+async def _run_once(options: BenchOptions, role: Drainer, *, jobs: int, steps: int) -> dict[str, Any]:
     """Load a fresh table, empty it with one process, and say how long that took by the database's clock."""
     queues = options.queue_names()
     async with fresh_ground(options.dsn) as ground:

@@ -1,7 +1,6 @@
-"""What a bench runs: a job that does nothing, a machine of five steps, and a job that holds its row."""
+"""What a bench runs: a job that does nothing, one that holds its row, a machine of five steps and one of orders."""
 
 import asyncio
-import datetime as dt
 
 from gendurable.machine.context import Context
 from gendurable.machine.contract import Machine, step
@@ -14,11 +13,6 @@ from gendurable.model.outcome import Done, Next, Outcome
 @job()
 async def bench_noop(ctx: Context[None]) -> None:
     """End at once."""
-
-
-@job()
-async def bench_typed(ctx: Context[None], order: int, customer: str, due: dt.datetime) -> None:
-    """Take three typed arguments, and end at once."""
 
 
 @job()
@@ -63,10 +57,32 @@ class BenchSteps(Machine[BenchStepsState], name="bench_steps"):
         return Done({"taken": ctx.state.taken + 1})
 
 
+class BenchOrderState(State):
+    """Three typed fields."""
+
+    order: int
+    customer: str
+    amount: float
+
+
+class BenchOrder(Machine[BenchOrderState], name="bench_order"):
+    """What bulk inserts write."""
+
+    @step
+    async def only(self, ctx: Context[BenchOrderState]) -> Outcome:
+        """End at once."""
+        return Done({"order": ctx.state.order})
+
+
+def prepared_order_states(rows: int) -> list[str]:
+    """The states that ``BenchOrder.with_state`` would make, as JSON texts."""
+    return [BenchOrder.with_state(order=i, customer=f"customer {i}", amount=i / 100).state for i in range(rows)]
+
+
 STEPS = ("one", "two", "three", "four", "five")
 STEP_STATES = tuple(f'{{"taken":{taken}}}' for taken in range(1, len(STEPS)))
 
 
 def bench_registry() -> Registry:
     """The machines of the bench and no others: what is installed beside them must not change a figure."""
-    return Registry([bench_noop, bench_typed, bench_hold, BenchSteps])
+    return Registry([bench_noop, bench_hold, BenchSteps, BenchOrder])

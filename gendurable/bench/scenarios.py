@@ -3,13 +3,20 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from gendurable.bench import draining
+from gendurable.bench import claiming, draining, inserting, latency, watching
 from gendurable.bench.lines import Line
 from gendurable.bench.options import BenchOptions
 
 SCENARIOS: Final[Mapping[str, Callable[[BenchOptions], Awaitable[Line | list[Line]]]]] = {
+    "insert": inserting.insert,
     "drain": draining.drain,
     "steps": draining.steps,
+    "latency": latency.latency,
+    "claim-scale": claiming.claim_scale,
+    "idle": watching.idle,
+    "held-snapshot": claiming.held_snapshot,
+    "memory": watching.memory,
+    "recovery": watching.recovery,
 }
 
 

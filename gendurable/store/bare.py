@@ -28,17 +28,30 @@ class BareLoop:
         total = 0
         async with self._db.connection() as connection:
             while rows := await self._claim(connection, queue, batch_rows):
-                nothing = [None] * len(rows)
-                await self._db.fetch(
-                    "commit_done",
-                    [row[1] for row in rows],
-                    [row[9] for row in rows],
-                    BARE_BOOT,
-                    nothing,
-                    connection=connection,
-                )
+                await end_rows(self._db, connection, rows)
                 total += len(rows)
         return total
+
+    async def end_batch(self, queue: str, *, batch_rows: int = BARE_BATCH_ROWS) -> int:
+        """Claim one batch from the start of the queue and end its rows as done; return how many."""
+        async with self._db.connection() as connection:
+            rows, _ = await claim_rows(self._db, connection, queue, batch_rows)
+            if rows:
+                await end_rows(self._db, connection, rows)
+        return len(rows)
+
+    async def probe(self, queue: str, *, batch_rows: int = BARE_BATCH_ROWS) -> tuple[float, float]:
+        """The seconds of one claim from the start of the queue and of one flush of its rows; both are rolled back."""
+        async with self._db.connection() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
+                rows, claim_s = await claim_rows(self._db, connection, queue, batch_rows)
+                started_s = time.perf_counter()
+                await end_rows(self._db, connection, rows)
+                return claim_s, time.perf_counter() - started_s
+            finally:
+                await transaction.rollback()
 
     async def drain_steps(self, queue: str, steps: Sequence[str], states: Sequence[str], *, batch_rows: int) -> int:
         """Claim rows and move each to its next step, or to its end after the last; return how many steps that were.
@@ -90,6 +103,18 @@ class BareLoop:
             self._start = _position_after(rows) if len(rows) == batch_rows else SCAN_START
             if rows or start is SCAN_START:
                 return rows
+
+
+async def end_rows(database: Database, connection: Connection, rows: Sequence[Row]) -> None:
+    """End claimed rows as done, by the product's statement."""
+    await database.fetch(
+        "commit_done",
+        [row[1] for row in rows],
+        [row[9] for row in rows],
+        BARE_BOOT,
+        [None] * len(rows),
+        connection=connection,
+    )
 
 
 async def claim_rows(

@@ -89,12 +89,9 @@ select s.xact_commit as transactions
 from pg_catalog.pg_stat_database as s
 where s.datname = current_database();
 
--- name: bench_return_claims
--- Make everything that worker $1 (boot id text) holds runnable again, so that the next claim is measured on the same table.
-update gendurable.gen_durable as g
-set status = 'runnable', locked_by = null, lease_expires_at = null
-where g.lease_expires_at is not null
-    and g.locked_by = $1::text;
+-- name: bench_no_autovacuum
+-- Keep autovacuum from taking statistics while a large table is filled: what is measured on it is the plan made without.
+alter table gendurable.gen_durable set (autovacuum_enabled = false);
 
 -- name: bench_drop_schema
 -- Remove the schema a bench made for itself, with everything in it.
