@@ -75,7 +75,7 @@ async def play(dsn: str, expected: Sequence[ExpectedOrder], *, console: Console,
             say(
                 f"[yellow]Stopped bob[/yellow] while it held {len(late)} rows; its leases run out in {LEASE_TTL_S:g} s."
             )
-            await _until(_half_ended(watch, late), "ada did not end bob's rows", [first], within_s=LEASE_TTL_S * 4)
+            await _until(_half_ended(watch, late), "ada did not end bob's rows", [first], within_s=_FINISH_S)
             second.resume()
             say("[yellow]Bob is back[/yellow]: ada has ended half of its rows, and what bob was doing comes too late.")
             await _freeze(first, watch)

@@ -1,6 +1,7 @@
 """Worker processes of the demo: started, stopped for a while, killed, and gone when the demo is."""
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -11,10 +12,12 @@ from typing import Final
 
 import msgspec
 
-LEASE_TTL_S: Final = 3.0
+LEASE_TTL_S: Final = 4.0
 _HEARTBEAT_S: Final = 0.5
 _STOP_S: Final = 10.0
 
+_LIBC: Final = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG: Final = 1
 _COMMAND: Final = (sys.executable, "-m", "gendurable", "worker")
 _REFUSED: Final = "outcome refused, the row went to another worker"
 
@@ -72,6 +75,11 @@ class Worker:
         return self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the demo is killed and cannot stop it; set in the child, before exec."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 @asynccontextmanager
 async def workers(names: Sequence[str], *, dsn: str, concurrency: int, folder: Path) -> AsyncIterator[list[Worker]]:
     """Run so many workers beside a block; none is left after it, however it ends."""
@@ -106,5 +114,6 @@ async def _start(name: str, *, dsn: str, concurrency: int, folder: Path) -> Work
             stderr=log,
             # Ctrl-C goes to the demo alone, which then stops its workers in order.
             start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
     return Worker(name, process, log_path)
