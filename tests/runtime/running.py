@@ -107,6 +107,43 @@ async def until_row(connection: Any, instance_id: int, *, within_s: float = SOON
         await asyncio.sleep(0.005)
 
 
+async def until_true(connection: Any, query: str, *arguments: object, within_s: float = SOON_S) -> None:
+    """Return when a query answers something true; fail when it does not within the time."""
+    deadline_s = time.monotonic() + within_s
+    while not await connection.fetchval(query, *arguments):
+        assert time.monotonic() < deadline_s, f"not true in time: {query}"
+        await asyncio.sleep(0.005)
+
+
+async def stall_claims(connection: Any) -> None:
+    """Let every claim wait from now on, in the middle of its statement, until ``let_claims_go``."""
+    await connection.execute(
+        """
+        create function stall() returns trigger language plpgsql as $$
+        begin
+            if new.status = 'executing' and old.status = 'runnable' then perform pg_advisory_xact_lock(7); end if;
+            return new;
+        end $$;
+        create trigger stall before update on gendurable.gen_durable for each row execute function stall();
+        """
+    )
+    await connection.execute("select pg_advisory_lock(7)")
+
+
+async def until_stalled(connection: Any) -> None:
+    """Return when a claim waits."""
+    await until_true(
+        connection,
+        "select count(*) from pg_locks as l join pg_database as d on d.oid = l.database"
+        " where d.datname = current_database() and l.locktype = 'advisory' and not l.granted",
+    )
+
+
+async def let_claims_go(connection: Any) -> None:
+    """Let the claims go on."""
+    await connection.execute("select pg_advisory_unlock(7)")
+
+
 async def row_of(connection: Any, instance_id: int) -> dict[str, Any]:
     """A row as the table has it, with its status as text."""
     row = await connection.fetchrow(
