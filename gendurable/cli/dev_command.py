@@ -49,8 +49,11 @@ def dev(
     settings = SettingOptions(flags=flags, config=options.config).load().settings
     configure_logging(settings.log.level, "console")
     watchfiles = None if no_reload else _watchfiles()
+    reloader = _Reloader(
+        modules, http_port, schema=settings.schema, level=settings.log.level, reloads=watchfiles is not None
+    )
     code = asyncio.run(
-        _Reloader(modules, http_port, schema=settings.schema, level=settings.log.level).run(
+        reloader.run(
             database_settings(settings),
             _changes(watchfiles, [Path.cwd(), *map(Path, watch)], Path(str(directory)).absolute()),
         )
@@ -79,9 +82,10 @@ async def _changes(watchfiles: Any, folders: Sequence[Path], database: Path) -> 
 class _Reloader:
     """Keeps one child running: a new one at every change, none after a signal."""
 
-    def __init__(self, modules: Sequence[str], http_port: str, *, schema: str, level: str) -> None:
+    def __init__(self, modules: Sequence[str], http_port: str, *, schema: str, level: str, reloads: bool) -> None:
         imports = [argument for module in modules for argument in ("--import", module)]
         self._arguments = [*imports, "--http-port", http_port, "--schema", schema, "--log-level", level]
+        self._reloads = reloads
         self._stop = asyncio.Event()
 
     async def run(
@@ -100,6 +104,9 @@ class _Reloader:
                     ended = asyncio.create_task(child.wait())
                     await asyncio.wait([stopping, change, ended], return_when=asyncio.FIRST_COMPLETED)
                     if ended.done() and not stopping.done() and not change.done():
+                        if not self._reloads:
+                            change.cancel()
+                            return ended.result()
                         log.warning("the worker ended; waiting for a change", exit_code=ended.result())
                         await asyncio.wait([stopping, change], return_when=asyncio.FIRST_COMPLETED)
                     code = await _end(child)

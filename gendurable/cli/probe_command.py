@@ -28,6 +28,8 @@ def probe(
     """Ask a running worker whether it is well. Exits with 0 when it is, else with 1."""
     if url is None:
         process = options.load().settings.process
+        if not (port or process.http_port):
+            raise click.UsageError("The configured port is 0, any free one: give --port as the worker logged it.")
         host = "127.0.0.1" if port is not None else _ANY_HOST.get(process.http_host, process.http_host)
         address = f"[{host}]" if ":" in host else host
         path = {"live": "livez", "ready": "readyz", "startup": "startupz"}[check]

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gendurable.cli.options import SettingOptions, worker_options
-from gendurable.cli.worker_process import WorkerLife, end_process, run_worker
+from gendurable.cli.worker_process import WorkerLife, run_worker
 from gendurable.logs import configure_logging
 from gendurable.machine.discovery import discover
 
@@ -38,4 +38,4 @@ def worker(*, options: SettingOptions, until_empty: bool, one_batch: bool) -> No
         signal.signal(number, lambda *_: sys.exit(0))
     registry = discover(settings.imports, use_entry_points=settings.discover)
     life = WorkerLife(until_empty=until_empty, one_batch=one_batch)
-    raise click.exceptions.Exit(end_process(run_worker(settings, registry, life)))
+    raise click.exceptions.Exit(run_worker(settings, registry, life))

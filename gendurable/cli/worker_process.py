@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,16 +68,17 @@ def run_worker(settings: Settings, registry: Registry, life: WorkerLife) -> int:
         The exit code of section "exit codes" in the operations guide; everything is logged already.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        worker = _Worker(settings, registry, life)
-        code = runner.run(worker.run())
-        if code == EXIT_FORCED:
-            # Closing the runner would wait for threads of user code that outlived the drain.
-            end_process(code)
+        threads = ThreadPoolExecutor(thread_name_prefix="gendurable-loop")
+        runner.get_loop().set_default_executor(threads)
+        code = runner.run(_Worker(settings, registry, life).run())
+        threads.shutdown(wait=False, cancel_futures=True)
+        # Before the runner is closed, because that waits for every thread of user code that outlived its step.
+        _end_with_threads(code)
     return code
 
 
-def end_process(code: int) -> int:
-    """End the process now if threads of user code would keep it alive; else return the code for an orderly exit."""
+def _end_with_threads(code: int) -> None:
+    """End the process now if threads of user code would keep it alive; all that is ours is settled by now."""
     ends_at_s = time.monotonic() + THREADS_GRACE_S
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
@@ -86,7 +88,6 @@ def end_process(code: int) -> int:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
-    return code
 
 
 class _Worker:
@@ -119,6 +120,8 @@ class _Worker:
             return _refused(error, EXIT_UNREACHABLE)
         except ConfigurationError as error:
             return _refused(error, EXIT_CONFIGURATION)
+        except StoreError as error:
+            return _refused(error, EXIT_FAILURE)
 
     def _on_signal(self, name: str) -> None:
         """The first signal drains; a second one hands everything back at once."""

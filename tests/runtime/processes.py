@@ -32,6 +32,10 @@ def blocking(ctx: gd.Context, seconds: float) -> None:
     print("blocking", flush=True)
     time.sleep(seconds)
 
+@gd.job(timeout=0.2)
+async def escaping(ctx: gd.Context) -> None:
+    await asyncio.to_thread(time.sleep, 300)
+
 @gd.job()
 async def quick(ctx: gd.Context) -> None:
     pass

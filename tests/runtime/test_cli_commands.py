@@ -236,6 +236,8 @@ async def test_a_schema_that_is_missing_names_the_command_to_run(run, empty_dsn)
         ("insert", "x", "--key", ""),
         ("insert", ""),
         ("probe", "--url", "ftp://h"),
+        ("dev",),
+        ("dev", "m", "--dsn", "postgresql://h/d"),
         ("worker", "--drain", "--once"),
         ("nonsense",),
     ],
@@ -334,6 +336,18 @@ async def test_dev_runs_a_module_and_reloads_it_at_a_change(tmp_path, dsn):
     connection = await asyncpg.connect(dsn)
     assert await connection.fetchval("select count(*) from gendurable.nodes") == 0
     await connection.close()
+
+
+async def test_dev_without_reloading_ends_with_its_worker(tmp_path):
+    """There is no change to wait for, so a broken module must not leave it hanging."""
+    (tmp_path / "mine.py").write_text("raise RuntimeError('half-written')")
+    folder = folder_for_a_server()
+    async with running("dev", "mine", "--no-reload", "--embedded", str(folder), cwd=tmp_path) as process:
+        code = await process.ended()
+    shutil.rmtree(folder)
+
+    assert code == 3
+    assert "half-written" in process.output
 
 
 async def test_dev_without_watchfiles_names_the_package(tmp_path):

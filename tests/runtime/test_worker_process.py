@@ -210,6 +210,17 @@ async def test_a_blocked_thread_does_not_keep_the_process(worker, rows, dsn):
     assert await rows() == {("runnable", False, 0, 0): 1}
 
 
+async def test_a_thread_that_outlived_its_step_does_not_keep_the_process(worker, rows, dsn):
+    """Nothing waits for its answer any more, so the drain is clean, and a clean drain does not take five minutes."""
+    await insert(dsn, "escaping", 1)
+    async with worker() as process:
+        await eventually(lambda: _is(rows, {("runnable", False, 1, 0): 1}))
+        process.send(signal.SIGTERM)
+        code = await process.ended()
+
+    assert code == 0
+
+
 async def test_the_drain_timeout_cuts_steps_off(worker, rows, dsn):
     """A container is killed soon after; a row handed back now need not wait for its lease."""
     await insert(dsn, "gated", 1)
