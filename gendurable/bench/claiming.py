@@ -44,13 +44,13 @@ async def claim_scale(options: BenchOptions) -> list[Line]:
                 await ground.database.fetch("bench_fill_executing", number - executing)
                 executing = number
                 lines.append(await _probed(ground, ended=rows, runnable=runnable, executing=number))
-    fastest: dict[str, float] = {}
-    for line in lines:
-        # Flat means: no size costs more than 1.5 times the first one of its table, when a claim is full there.
-        table = line["table"]
-        fastest.setdefault(table, line["p50_ms"])
-        line["times_first"] = round(line["p50_ms"] / fastest[table], 2)
-    return lines
+    return [line | {"times_first": _times_first(line, lines)} for line in lines]
+
+
+def _times_first(line: Line, lines: list[Line]) -> float | None:
+    """How much more a claim costs than on the smallest table of its kind that fills one; None where it is not full."""
+    full = [one for one in lines if one["table"] == line["table"] and one["rows"] == BARE_BATCH_ROWS]
+    return round(line["p50_ms"] / full[0]["p50_ms"], 2) if line["rows"] == BARE_BATCH_ROWS else None
 
 
 async def _probed(ground: Ground, *, ended: int, runnable: int, executing: int) -> Line:

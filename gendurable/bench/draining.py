@@ -67,11 +67,12 @@ async def _run_once(options: BenchOptions, role: Drainer, *, jobs: int, steps: i
             is_stepping=steps > 1,
         )
         async with child(spec) as process:
-            start = await process.report()
+            await process.report()
             end = await process.report()
         after_s = server.cpu_seconds()
         seconds = await _seconds(ground, jobs)
-        statements = end["statements"] - start.get("statements", 0)
+        # From the start of the process: a worker claims before it can say that it is ready.
+        statements = end["statements"]
         return {
             "seconds": seconds,
             "rate": jobs * steps / seconds,
@@ -83,6 +84,7 @@ async def _run_once(options: BenchOptions, role: Drainer, *, jobs: int, steps: i
             "wall_s": time.perf_counter() - started_s,
             "claims": end.get("claims"),
             "flushes": end.get("flushes"),
+            "other_statements": statements - end["claims"] - end["flushes"] if role == "worker" else None,
             "analyses": (await ground.one("bench_analyses"))["analyses"],
         }
 

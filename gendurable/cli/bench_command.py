@@ -9,9 +9,10 @@ from typing import Any, Final
 import click
 import msgspec
 
+from gendurable.bench.lines import REQUIRED, Line
 from gendurable.bench.options import BenchOptions
 from gendurable.bench.scenarios import SCENARIOS, run_scenarios
-from gendurable.cli.rendering import print_fields
+from gendurable.cli.rendering import print_table
 from gendurable.embedded import EmbeddedPostgres
 from gendurable.logs import configure_logging
 
@@ -59,12 +60,33 @@ async def _run(
             idle_s=wanted["idle_seconds"],
             lease_ttl_s=wanted["lease_seconds"],
         )
+        lines = []
         async for line in run_scenarios(names, options):
             if as_json:
                 click.echo(msgspec.json.encode(line).decode())
             else:
-                print_fields(line)
-                click.echo()
+                click.echo(f"{line['scenario']} measured", err=True)
+                lines.append(line)
+    if not as_json:
+        _print(lines)
+
+
+def _print(lines: list[Line]) -> None:
+    """A table of what every scenario has, then what only some of them have."""
+    columns = (*REQUIRED, "baseline_rate", "ratio")
+    print_table(
+        columns, [[_cell(line.get(name)) for name in columns] for line in lines], nothing="Nothing was measured."
+    )
+    for line in lines:
+        rest = {name: _cell(value) for name, value in line.items() if name not in columns and value is not None}
+        click.echo(f"\n{line['scenario']}: " + ", ".join(f"{name} {value}" for name, value in rest.items()))
+
+
+def _cell(value: object) -> object:
+    """A number as it was measured: the table's one decimal is too few for a rate of statements."""
+    if isinstance(value, list):
+        return " ".join(str(item) for item in value)
+    return str(value) if isinstance(value, float) else value
 
 
 @contextlib.asynccontextmanager
