@@ -14,7 +14,7 @@ async def test_one_freed_slot_of_many_is_filled_without_waiting_for_a_poll(dsn):
     all_taken, next_started = asyncio.Event(), asyncio.Event()
 
     @gd.job()
-    async def long_step(ctx: gd.Context[None], n: int) -> None:
+    async def long_step(_ctx: gd.Context[None], n: int) -> None:
         started.append(n)
         if len(started) == 20:
             all_taken.set()
@@ -28,7 +28,7 @@ async def test_one_freed_slot_of_many_is_filled_without_waiting_for_a_poll(dsn):
         await engine.client.insert_many([long_step.with_args(n=n) for n in range(21)])
         await asyncio.wait_for(all_taken.wait(), 10)
         async with asyncio.timeout(10):
-            while not engine.parts.pickers["default"]._is_full:
+            while not engine.parts.pickers["default"]._is_full:  # noqa: ASYNC110 - the picker has no event for tests
                 await asyncio.sleep(0.001)
         release[0].set()
 
