@@ -130,8 +130,15 @@ class Engine:
         """
         task = asyncio.get_running_loop().create_task(self.run())
         ready = asyncio.get_running_loop().create_task(self.wait_ready())
-        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
+        try:
+            await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # Given up during the start: nobody would be left to stop what is starting.
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        finally:
+            ready.cancel()
         if task.done():
             await task
         try:

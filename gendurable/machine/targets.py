@@ -14,7 +14,8 @@ def literal_targets(cls: type) -> Iterator[tuple[str, str]]:
     try:
         source = textwrap.dedent(inspect.getsource(cls))
         tree = ast.parse(source)
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, SystemError):
+        # The last one is CPython's when a finaliser that parses as well runs in between; this check is a courtesy.
         return
     body = tree.body[0]
     if not isinstance(body, ast.ClassDef):
