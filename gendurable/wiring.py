@@ -1,6 +1,6 @@
 """The composition root: the one place that names concrete classes and puts an engine together."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from random import Random
 
@@ -100,6 +100,7 @@ class _Wiring:
         self.cut: list[Claim] = []
         self.flushers = {name: self._flusher(name) for name in sorted(self._flusher_names())}
         self.executors = {queue: self._executor(queue, one) for queue, one in self.queues.items()}
+        self.heartbeat = self._heartbeat()
         self.pickers = {queue: self._picker(queue, one) for queue, one in self.queues.items()}
 
     def parts(self) -> Parts:
@@ -114,7 +115,7 @@ class _Wiring:
             leases=self.leases,
             emitter=self.emitter,
             listener=self._listener() if self.settings.listen.enabled else None,
-            heartbeat=self._heartbeat(),
+            heartbeat=self.heartbeat,
             flushers=list(self.flushers.values()),
             executors=self.executors,
             pickers=self.pickers,
@@ -134,6 +135,13 @@ class _Wiring:
         """Somebody cancelled these instances; those that execute here are interrupted."""
         for executor in self.executors.values():
             executor.cancel(instance_ids)
+
+    def _after_beat(self, lost: Collection[int]) -> None:
+        for executor in self.executors.values():
+            executor.after_beat(lost)
+
+    def _may_start(self) -> bool:
+        return self.heartbeat.age_s < self.settings.lease.ttl_s
 
     def _flusher_names(self) -> set[str]:
         return {str(self.settings.flush.flusher_of(queue)) for queue in self.queues}
@@ -160,6 +168,7 @@ class _Wiring:
             holdings=self.holdings,
             sink=self.flushers[str(self.settings.flush.flusher_of(queue))],
             metrics=self.metrics,
+            may_start=self._may_start,
             on_release=self.cut.append,
             on_continue=self.hub.poke,
             on_ended=self.client.note_ended,
@@ -201,6 +210,7 @@ class _Wiring:
             metrics=self.metrics,
             rng=self.rng,
             on_cancelled=self._interrupt,
+            on_beat=self._after_beat,
         )
 
     def _listener(self) -> PokeListener:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -59,6 +59,7 @@ class Executor:
         holdings: Holdings,
         sink: OutcomeSink,
         metrics: Metrics,
+        may_start: Callable[[], bool],
         on_release: Callable[[Claim], None],
         on_continue: Callable[[str, float], None],
         on_ended: Callable[[int], None],
@@ -72,6 +73,8 @@ class Executor:
             holdings: Every claim in hand, for the heartbeat.
             sink: The flusher of this queue.
             metrics: What is counted.
+            may_start: False while this process has missed its heartbeats for a lease: it was frozen, its rows may be
+                another's by now, and starting them would only repeat work.
             on_release: Takes a row that was cut off and must be handed back.
             on_continue: Told the queue and the seconds until due when a row goes on.
             on_ended: Told an instance whose end is durable.
@@ -83,6 +86,7 @@ class Executor:
         self._holdings = holdings
         self._sink = sink
         self._metrics = metrics
+        self._may_start = may_start
         self._on_release = on_release
         self._on_continue = on_continue
         self._on_ended = on_ended
@@ -178,7 +182,22 @@ class Executor:
             self._idle.clear()
             await self._idle.wait()
 
+    def after_beat(self, lost: Collection[int]) -> None:
+        """Give up waiting rows that went to another worker, and start what a missed heartbeat held back."""
+        if lost and self._waiting:
+            kept = [claim for claim in self._waiting if claim.id not in lost]
+            for claim in self._waiting:
+                if claim.id in lost:
+                    self._holdings.remove(claim.id, claim.claim)
+            log.warning(
+                "waiting rows went to another worker", queue=self.options.queue, rows=len(self._waiting) - len(kept)
+            )
+            self._waiting = deque(kept)
+        self._slot_freed()
+
     def _fill_slots(self) -> None:
+        if self._waiting and not self._may_start():
+            return
         free = self.options.concurrency - self.running
         while free > 0 and self._waiting:
             claim = self._waiting.popleft()

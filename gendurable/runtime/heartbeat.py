@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from gendurable.backoff import ReconnectBackoff
@@ -34,6 +34,7 @@ class Heartbeat:
         metrics: Metrics,
         rng: Random,
         on_cancelled: Callable[[Sequence[int]], None],
+        on_beat: Callable[[Collection[int]], None],
     ) -> None:
         """Nothing beats until :meth:`run`.
 
@@ -47,6 +48,7 @@ class Heartbeat:
             metrics: What is counted.
             rng: Where jitter is drawn from.
             on_cancelled: Told the instances somebody cancelled while they execute here.
+            on_beat: Told after each beat which instances are lost: their rows went to another worker.
         """
         self.name = "heartbeat"
         self._database = database
@@ -58,6 +60,7 @@ class Heartbeat:
         self._metrics = metrics
         self._rng = rng
         self._on_cancelled = on_cancelled
+        self._on_beat = on_beat
         self._wake = Wake()
         self._draining = False
         self._connection: Connection | None = None
@@ -107,15 +110,22 @@ class Heartbeat:
         await self._database.refresh_plans(self._connection)
         fences = self._holdings.fences()
         held = sorted(fences)
+        lost: set[int] = set()
         for start in range(0, len(held), RENEW_ROWS_MAX):
             part = {i: fences[i] for i in held[start : start + RENEW_ROWS_MAX]}
             renewed = await self._leases.renew_leases(
                 part, lease_ttl_ms=self._lease_ttl_ms, connection=self._connection
             )
+            # A row that was not renewed is busy in a caller's transaction, or lost; only reading tells.
+            missing = {i: fence for i, fence in part.items() if i not in renewed}
+            if missing:
+                owned = await self._leases.still_owned(missing, connection=self._connection)
+                lost |= missing.keys() - owned
             asked = [instance_id for instance_id, is_cancelled in renewed.items() if is_cancelled]
             if asked:
                 self._on_cancelled(asked)
         self._beat_at_s = time.monotonic()
+        self._on_beat(lost)
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -105,6 +105,13 @@ class LeaseStore:
         )
         return {row["id"]: row["is_cancelled"] for row in rows}
 
+    async def still_owned(self, held: Mapping[int, int], *, connection: Connection | None = None) -> set[int]:
+        """Of claims that were not renewed: the ids that this worker still owns; the others went to another one."""
+        rows = await self._db.fetch(
+            "claims_still_owned", [*held], [*held.values()], self.identity.boot, connection=connection
+        )
+        return {row["id"] for row in rows}
+
     async def reap_expired(self, *, rows_max: int, crashes_max: int, patience_ms: int) -> list[Reaped]:
         """Take rows whose worker is gone, and give freed concurrency keys on, in one transaction.
 
