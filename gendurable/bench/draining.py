@@ -84,6 +84,8 @@ async def _run_once(options: BenchOptions, role: Drainer, *, jobs: int, steps: i
             "wall_s": time.perf_counter() - started_s,
             "claims": end.get("claims"),
             "flushes": end.get("flushes"),
+            "busy_outcomes": end.get("busy"),
+            "stale_outcomes": end.get("stale"),
             "other_statements": statements - end["claims"] - end["flushes"] if role == "worker" else None,
             "analyses": (await ground.one("bench_analyses"))["analyses"],
         }

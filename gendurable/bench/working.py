@@ -70,6 +70,7 @@ def _counts(engine: Engine) -> dict[str, Any]:
     return {
         "committed": int(engine.metrics.steps_committed.total()),
         "stale": int(engine.metrics.outcomes_stale.total()),
+        "busy": int(engine.metrics.outcomes_busy.total()),
         "claims": engine.metrics.claim_duration.count(),
         "claims_s": _sum_s(engine),
         "flushes": engine.metrics.flush_duration.count(),
