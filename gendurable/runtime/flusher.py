@@ -180,7 +180,7 @@ class Flusher:
         for transition, settle in batch:
             if transition.id in landed:
                 due_in_s = (transition.delay_ms or 0) / 1000 if transition.status == "runnable" else None
-                settle(transition, Verdict.COMMITTED, due_in_s)
+                _tell(settle, transition, Verdict.COMMITTED, due_in_s)
             else:
                 rest.append((transition, settle))
         return rest
@@ -197,7 +197,7 @@ class Flusher:
         log.error("an outcome was refused by the database", instance_id=transition.id, error=str(error))
         if transition.error_kind == "refused":
             # Even the bare failure was refused: the row goes back by its lease, and ends after max_crashes.
-            settle(transition, Verdict.REFUSED, None)
+            _tell(settle, transition, Verdict.REFUSED, None)
             return
         failure = Transition(
             id=transition.id,
@@ -222,7 +222,7 @@ class Flusher:
         for entry in batch:
             transition, settle = entry
             if transition.id in answer.statuses:
-                settle(transition, Verdict.COMMITTED, answer.due_in_s.get(transition.id))
+                _tell(settle, transition, Verdict.COMMITTED, answer.due_in_s.get(transition.id))
             else:
                 left_out.append(entry)
         for queue in answer.unheld_queues:
@@ -246,7 +246,7 @@ class Flusher:
                 self._busy.add(task)
                 task.add_done_callback(self._slow_lane_left)
             else:
-                settle(transition, Verdict.STALE, None)
+                _tell(settle, transition, Verdict.STALE, None)
 
     def _slow_lane_left(self, task: asyncio.Task[None]) -> None:
         self._busy.discard(task)
@@ -272,10 +272,23 @@ class Flusher:
                 continue
             except (StoreDataError, StoreRejectedError) as error:
                 log.warning("an outcome was refused by the database", instance_id=transition.id, error=str(error))
-                settle(transition, Verdict.REFUSED, None)
+                _tell(settle, transition, Verdict.REFUSED, None)
                 return
             for queue in answer.unheld_queues:
                 self._on_unheld(queue)
             is_written = transition.id in answer.statuses
-            settle(transition, Verdict.COMMITTED if is_written else Verdict.STALE, answer.due_in_s.get(transition.id))
+            _tell(
+                settle,
+                transition,
+                Verdict.COMMITTED if is_written else Verdict.STALE,
+                answer.due_in_s.get(transition.id),
+            )
             return
+
+
+def _tell(settle: Settle, transition: Transition, verdict: Verdict, due_in_s: float | None) -> None:
+    """Answer one entry. The verdict stands in the database, so what fails in telling it concerns nobody else."""
+    try:
+        settle(transition, verdict, due_in_s)
+    except Exception:
+        log.exception("telling a verdict failed", instance_id=transition.id, verdict=verdict.value)

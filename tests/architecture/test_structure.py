@@ -17,6 +17,7 @@ _EMPTY_CLASS_NAME = re.compile(r"(Helper|Manager|Utils?)s?$")
 # error into an outcome or counts it; any other exception is a bug and must end the process.
 _MAY_CATCH_EVERYTHING = {
     "gendurable/runtime/stepping.py",  # around user code: steps, error handlers and middleware
+    "gendurable/runtime/flusher.py",  # around side effects of a commit, which can no longer change its answers
 }
 
 _SQL = re.compile(
