@@ -22,7 +22,7 @@ with mine as materialized (
 update gendurable.gen_durable as g
 set
     status = case when g.cancel_reason is null then 'done' else 'cancelled' end::gendurable.durable_status,
-    result = coalesce(mine.result, '{}')::jsonb,
+    result = case when g.cancel_reason is null then coalesce(mine.result, '{}')::jsonb end,
     last_error = g.cancel_reason,
     locked_by = null,
     lease_expires_at = null,
