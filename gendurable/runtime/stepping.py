@@ -16,6 +16,7 @@ from gendurable.errors import StateDecodeError, StepTimeoutError
 from gendurable.logs import get_logger, step_context
 from gendurable.machine.context import Context
 from gendurable.machine.contract import Definition, StepDefinition
+from gendurable.machine.jobs import JOB_STEP
 from gendurable.machine.registry import Handler, MiddlewareFunction
 from gendurable.model.claim import Claim
 from gendurable.model.outcome import Cancel, Outcome
@@ -58,6 +59,9 @@ class Run:
 
     def __init__(self, claim: Claim, definition: Definition, *, timeout_s: float, now_s: float) -> None:
         """Start the clock."""
+        if claim.step == JOB_STEP and JOB_STEP not in definition.steps:
+            # Inserted without the machine's code, by SQL or from the command line, where only its name was known.
+            claim.step = definition.initial
         self.claim = claim
         self.definition = definition
         self.step: StepDefinition | None = definition.steps.get(claim.step)
