@@ -283,7 +283,7 @@ class Client(InstanceReader):
         check_reason(reason)
         found = await self._instances.cancel(instance_id=instance_id, key=key, reason=reason, connection=connection)
         if found is None:
-            raise NotFoundError(instance_id or 0)
+            raise NotFoundError(instance_id, key=key)
         if found.status.is_terminal:
             return NotCancelled(found.id, found.status)
         if found.status is not Status.EXECUTING:

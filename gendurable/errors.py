@@ -81,12 +81,21 @@ class DefinitionError(GenDurableError, TypeError):
 
 
 class NotFoundError(GenDurableError, LookupError):
-    """No instance has this id; it never existed or its retention has passed."""
+    """No instance has this id, or no instance is addressed by this key.
 
-    def __init__(self, instance_id: int) -> None:
-        """Name the id that was asked for."""
-        super().__init__(f"instance {instance_id} does not exist: it never did, or its retention has passed")
+    Attributes:
+        instance_id: The id that was asked for; None when it was a key.
+        key: The correlation key that was asked for; None when it was an id.
+    """
+
+    def __init__(self, instance_id: int | None = None, *, key: str | None = None) -> None:
+        """Name what was asked for."""
+        if key is not None:
+            super().__init__(f"no instance has the correlation key {key!r} now; one that has ended is found by its id")
+        else:
+            super().__init__(f"instance {instance_id} does not exist: it never did, or its retention has passed")
         self.instance_id = instance_id
+        self.key = key
 
 
 class InstanceFailedError(GenDurableError):

@@ -61,13 +61,13 @@ class InstanceReader:
         timeout_s = duration_ms(timeout, name="timeout", allow_zero=True) / 1000
         instance = await self.get(target, key=key)
         if instance is None:
-            raise NotFoundError(target if target is not None else 0)
+            raise NotFoundError(target, key=key)
         if not instance.is_terminal and not await self._watcher.wait_ended(instance.id, timeout_s=timeout_s):
             return StillRunning(instance.id)
         if not instance.is_terminal:
             instance = await self.get(instance.id)
             if instance is None:
-                raise NotFoundError(target or 0)
+                raise NotFoundError(target, key=key)
         # The caller has seen an answer, so the next insert need not be gathered with this one's.
         self._on_answered()
         return instance
