@@ -120,17 +120,20 @@ class ClaimStore:
         """
         assert claims
         ordered = sorted(zip(claims, delays_ms, strict=True), key=lambda pair: pair[0].id)
-        keys = sorted({claim.concurrency_key for claim in claims if claim.concurrency_key is not None})
         ids = [claim.id for claim, _ in ordered]
         fences = [claim.claim for claim, _ in ordered]
         delays = [delay for _, delay in ordered]
-        if not keys:
+        if all(claim.concurrency_key is None for claim in claims):
             rows = await self._db.fetch("release_claims", ids, fences, self._boot, delays)
             return {row["id"] for row in rows}
         async with self._db.transaction() as connection:
             rows = await self._db.fetch("release_claims", ids, fences, self._boot, delays, connection=connection)
-            await self._db.fetch("unhold_keys", keys, connection=connection)
-        return {row["id"] for row in rows}
+            released = {row["id"] for row in rows}
+            # The key of a claim that was lost is somebody else's to pass on.
+            keys = sorted({claim.concurrency_key for claim in claims if claim.concurrency_key and claim.id in released})
+            if keys:
+                await self._db.fetch("unhold_keys", keys, connection=connection)
+        return released
 
     async def settle_held_keys(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
         """After a claim held rows: un-hold those whose key was freed meanwhile.
