@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from gendurable.errors import (
@@ -11,8 +12,11 @@ from gendurable.errors import (
     StoreUnavailableError,
     StoreUnreachableError,
 )
+from gendurable.logs import get_logger
 from gendurable.machine.contract import Request
 from gendurable.model.insert import InsertAnswer
+
+log = get_logger(__name__)
 
 ROWS_MAX = 1000
 LINGER_S = 0.002
@@ -48,6 +52,7 @@ class InsertBatcher:
         self._loop: asyncio.Task[None] | None = None
         self._is_closed = False
         self._closing = asyncio.Event()
+        self._putting = 0
         self._failed = 0
 
     async def put(self, request: Request) -> "asyncio.Future[InsertAnswer]":
@@ -59,10 +64,14 @@ class InsertBatcher:
         if self._is_closed:
             raise BatcherClosedError("the client is closed; the row was not inserted")
         if self._loop is None or self._loop.done():
-            self._loop = asyncio.get_running_loop().create_task(self._run())
+            self._start()
         future: asyncio.Future[InsertAnswer] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_look_at)
-        await self._queue.put((request, future))
+        self._putting += 1
+        try:
+            await self._queue.put((request, future))
+        finally:
+            self._putting -= 1
         return future
 
     async def close(self, *, timeout_s: float = 30.0) -> None:
@@ -73,27 +82,54 @@ class InsertBatcher:
         """
         self._is_closed = True
         self._closing.set()
-        if self._loop is None:
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._loop, timeout_s)
-        while not self._queue.empty():
-            _request, future = self._queue.get_nowait()
-            self._fail(future, BatcherClosedError("the client was closed before the row could be written"))
+        deadline_s = time.monotonic() + timeout_s
+        while self._loop is not None and not self._loop.done():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                self._loop.cancel()
+            await asyncio.wait([self._loop], timeout=left_s if left_s > 0 else 1.0)
+        while self._putting or not self._queue.empty():
+            while not self._queue.empty():
+                _request, future = self._queue.get_nowait()
+                self._fail(future, BatcherClosedError("the client was closed before the row could be written"))
+            # Whoever waited for room hands its row over only now.
+            await asyncio.sleep(0)
         if self._failed:
             raise BatcherClosedError(f"{self._failed} rows of insert_async were not written; their futures say why")
 
+    def _start(self) -> None:
+        self._loop = asyncio.get_running_loop().create_task(self._run())
+        self._loop.add_done_callback(self._ended)
+
+    def _ended(self, loop: asyncio.Task[None]) -> None:
+        """A loop that met a bug has told its batch; the rows behind it get another one."""
+        if loop.cancelled():
+            return
+        if error := loop.exception():
+            log.error("a batch of insert_async failed", exc_info=error)
+        if not self._queue.empty():
+            self._start()
+
     async def _run(self) -> None:
-        while not (self._closing.is_set() and self._queue.empty()):
+        while not (self._closing.is_set() and self._queue.empty() and not self._putting):
             first = await self._next()
             if first is None:
                 continue
             batch = [first]
-            if self._queue.qsize() + 1 < self._rows_max and not self._closing.is_set():
-                await asyncio.sleep(self._linger_s)
+            if self._queue.qsize() + 1 < self._rows_max:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), self._linger_s)
             while len(batch) < self._rows_max and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            await self._write_batch(batch)
+            try:
+                await self._write_batch(batch)
+            except asyncio.CancelledError:
+                text = "the client was closed while the row was on its way: it may have been written"
+                self._fail_all(batch, BatcherClosedError(text))
+                raise
+            except BaseException as error:
+                self._fail_all(batch, error)
+                raise
 
     async def _next(self) -> Entry | None:
         """The next row, or None when the batcher is closing and there is none."""
@@ -142,11 +178,14 @@ class InsertBatcher:
                         future.set_result(answer)
                 return
 
-    def _fail_all(self, batch: Sequence[Entry], error: GenDurableError) -> None:
+    def _fail_all(self, batch: Sequence[Entry], error: BaseException) -> None:
         for _request, future in batch:
             self._fail(future, error)
 
-    def _fail(self, future: "asyncio.Future[InsertAnswer]", error: GenDurableError) -> None:
+    def _fail(self, future: "asyncio.Future[InsertAnswer]", error: BaseException) -> None:
+        """Tell a row's caller, unless it was answered already; one who gave up waiting still counts."""
+        if future.done() and not future.cancelled():
+            return
         self._failed += 1
         if not future.done():
             future.set_exception(error)
