@@ -135,12 +135,22 @@ def _assign(
     written: Sequence[tuple[int, str | None]],
     answers: list[InsertAnswer | None],
 ) -> None:
-    """Match ids to places: unique keys by name, everything else by order, because ids were drawn in input order."""
-    unique = {rows[place].correlation_key: place for place in places if _is_unique(rows[place])}
-    unnamed = iter([place for place in places if not _is_unique(rows[place])])
+    """Match ids to places by key, and within a key by order, because ids were drawn in input order.
+
+    One key may name a row that has it and others it merely labels; only the former can have been left out.
+    """
+    places_of: dict[str | None, list[int]] = {}
+    for place in places:
+        places_of.setdefault(rows[place].correlation_key, []).append(place)
+    ids_of: dict[str | None, list[int]] = {}
     for instance_id, key in sorted(written, key=lambda pair: pair[0]):
-        place = unique.get(key) if key is not None else None
-        answers[next(unnamed) if place is None else place] = Inserted(instance_id)
+        ids_of.setdefault(key, []).append(instance_id)
+    for key, ids in ids_of.items():
+        takers = places_of[key]
+        if len(ids) < len(takers):
+            takers = [place for place in takers if not _is_unique(rows[place])]
+        for place, instance_id in zip(takers, ids, strict=True):
+            answers[place] = Inserted(instance_id)
 
 
 def _is_unique(row: NewRow) -> bool:
