@@ -20,6 +20,8 @@ TAGS_MAX = 32
 
 T = TypeVar("T")
 
+_LEAVES = (str, int, float, type(None))
+
 
 def _plain(value: object) -> object:
     """Let any mapping be stored, such as ``ctx.metadata``; msgspec asks only about types it does not know."""
@@ -78,7 +80,7 @@ def _explain(value: object, name: str) -> None:
     todo: list[tuple[str, object, int]] = [(name, value, 1)]
     while todo:
         path, part, depth = todo.pop()
-        if depth > DEPTH_MAX:
+        if depth > DEPTH_MAX and not isinstance(part, _LEAVES):
             raise InvalidValueError(f"{name} is nested deeper than {DEPTH_MAX} levels", path=path[:200])
         if isinstance(part, str):
             check_text(part, name=path)

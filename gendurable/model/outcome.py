@@ -95,7 +95,7 @@ class Next(Outcome):
         self.at = None if at is None else check_time(at, name="at")
         if delay is not None and at is not None:
             raise InvalidValueError("Next takes delay= or at=, not both", path="at")
-        if isinstance(concurrency_key, str):
+        if concurrency_key is not None and not isinstance(concurrency_key, Unset):
             check_key(concurrency_key, name="concurrency_key")
         self.concurrency_key = concurrency_key
 
