@@ -5,12 +5,15 @@ from typing import Any
 import msgspec
 
 
-class Claim(msgspec.Struct, kw_only=True):
+class Claim(msgspec.Struct):
     """One row this worker owns until its outcome is durable or the claim is lost.
 
+    Built by place for every claimed row, so the fields from ``id`` on stand in the order of the statement's columns.
+
     Attributes:
+        queue: The queue it was claimed from.
+        claimed_at: Local monotonic time of the claim, seconds; paces metrics only.
         id: The instance.
-        claim: The fence; every write of this worker about the row carries it.
         machine: The registered name of the machine.
         version: The version the row runs on.
         step: The step to run.
@@ -18,8 +21,9 @@ class Claim(msgspec.Struct, kw_only=True):
         attempt: Failures of this step so far.
         crashes: Processes this row has outlived.
         snoozes: Snoozes of this step in a row so far.
-        queue: The queue it was claimed from.
+        claim: The fence; every write of this worker about the row carries it.
         priority: Lower runs first.
+        eligible_at: When it was due.
         concurrency_key: The key it holds while it executes.
         parent_id: The instance that scheduled it.
         correlation_key: The business key.
@@ -29,11 +33,11 @@ class Claim(msgspec.Struct, kw_only=True):
         is_expired: Its ``expires_at`` passed before it first started.
         deadline_in_ms: Milliseconds to its deadline when it was claimed; None without one.
         late_ms: Milliseconds it had been due when it was claimed.
-        claimed_at: Local monotonic time of the claim, seconds; paces metrics only.
     """
 
+    queue: str
+    claimed_at: float
     id: int
-    claim: int
     machine: str
     version: int
     step: str
@@ -41,8 +45,9 @@ class Claim(msgspec.Struct, kw_only=True):
     attempt: int
     crashes: int
     snoozes: int
-    queue: str
+    claim: int
     priority: int
+    eligible_at: Any
     concurrency_key: str | None
     parent_id: int | None
     correlation_key: str | None
@@ -52,4 +57,3 @@ class Claim(msgspec.Struct, kw_only=True):
     is_expired: bool
     deadline_in_ms: float | None
     late_ms: float
-    claimed_at: float
