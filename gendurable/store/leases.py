@@ -140,7 +140,11 @@ class LeaseStore:
 
     async def end_overdue(self, *, rows_max: int) -> list[tuple[int, str, str, str]]:
         """End waiting rows past their deadline or expiry; return (id, status, machine, step) of each."""
-        rows = await self._db.fetch("end_overdue", rows_max)
+        async with self._db.transaction() as connection:
+            rows = await self._db.fetch("end_overdue", rows_max, connection=connection)
+            keys = sorted({row["turn"] for row in rows if row["turn"] is not None})
+            if keys:
+                await self._db.fetch("unhold_keys", keys, connection=connection)
         return [(row["id"], row["status"], row["fsm"], row["step"]) for row in rows]
 
     async def next_sweep_due_s(self) -> float | None:

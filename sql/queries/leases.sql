@@ -155,9 +155,10 @@ where n.lease_expires_at < now() - $1::bigint * interval '1 millisecond'
 -- name: end_overdue
 -- End up to $1 (int) waiting rows whose deadline has passed (failed) or that expired before they first started (cancelled).
 -- Executing rows end at their own commit. Indexes gen_durable_deadline and gen_durable_expiry; rows locked elsewhere are
--- skipped and found by the next sweep. A scope that is not whole is dropped, as in reap_expired.
+-- skipped and found by the next sweep. A scope that is not whole is dropped, as in reap_expired. Also returns the key of a
+-- row that was not held: it had its key's turn, which must be passed on.
 with past_deadline as materialized (
-    select g.id
+    select g.id, case when not g.held then g.concurrency_key end as turn
     from gendurable.gen_durable as g
     where g.deadline_at <= now()
         and g.finished_at is null
@@ -167,7 +168,7 @@ with past_deadline as materialized (
     for no key update skip locked
 ),
 never_started as materialized (
-    select g.id
+    select g.id, case when not g.held then g.concurrency_key end as turn
     from gendurable.gen_durable as g
     where g.expires_at <= now()
         and g.started_at is null
@@ -178,10 +179,10 @@ never_started as materialized (
     for no key update skip locked
 ),
 ended as (
-    select p.id, 'failed' as status, 'the deadline has passed' as reason
+    select p.id, p.turn, 'failed' as status, 'the deadline has passed' as reason
     from past_deadline as p
     union all
-    select n.id, 'cancelled', 'expired before it started'
+    select n.id, n.turn, 'cancelled', 'expired before it started'
     from never_started as n
     where not exists (select from past_deadline as p where p.id = n.id)
 )
@@ -201,7 +202,7 @@ set
     finished_at = now()
 from ended as e
 where g.id = e.id
-returning g.id, e.status, g.fsm, g.step;
+returning g.id, e.status, g.fsm, g.step, e.turn;
 
 -- name: next_sweep_due
 -- Milliseconds until the reaper next has something to do: the first lease, deadline or expiry. Null when nothing is set.

@@ -221,6 +221,18 @@ async def test_waiting_rows_end_at_their_deadline_or_expiry(connection, me):
     assert (row["held"], row["cancel_reason"], row["claim"]) == (False, "expired before it started", 1)
 
 
+async def test_a_row_that_ends_while_it_has_its_keys_turn_passes_it_on(connection, me):
+    """L14: it was un-held and not claimed yet, and those behind it would wait for the reconciler."""
+    past = "=now() - interval '1 s'"
+    await add_row(connection, concurrency_key="k", deadline_at=past)
+    held = [await add_row(connection, concurrency_key="k", held=True, deadline_at=at) for at in (past, None, None)]
+
+    await me.leases.end_overdue(rows_max=10)
+
+    assert await statuses(connection, held) == ["failed", "runnable", "runnable"]
+    assert [(await stored(connection, row_id))["held"] for row_id in held] == [False, False, True]
+
+
 async def test_a_bad_scope_blocks_no_sweep(connection, me):
     """E38: should a scope without live statuses be in the table, the reaper still hands back every row."""
     await connection.execute(f"alter table {TABLE} drop constraint gen_durable_scope_whole")
