@@ -212,6 +212,13 @@ class Machine(Generic[StateT]):
         if state is not None and fields:
             raise InvalidValueError("with_state takes a state or its fields, not both", path="state")
         if isinstance(given, Mapping):
+            unknown = set() if definition.fields is None else given.keys() - definition.fields
+            if unknown:
+                raise InvalidValueError(
+                    f"the state of {definition.name} has no fields {', '.join(sorted(map(str, unknown)))}; it has"
+                    f" {', '.join(sorted(definition.fields or ()))}",
+                    path="state",
+                )
             checked = convert(given, definition.decoder.target, name=f"state of {definition.name}")
             return Request(definition, encode_object(checked, name="state"))
         return Request(definition, definition.encode_state(given))
