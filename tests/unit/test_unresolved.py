@@ -1,0 +1,42 @@
+"""Machines this process does not know: how long it leaves their rows alone."""
+
+from random import Random
+
+from gendurable.runtime.unresolved import DELAY_MAX_S, SKIP_S, UnresolvedMachines
+
+
+def test_a_pair_is_skipped_for_half_a_minute():
+    """L16: then it is looked at again, because a deploy may have brought it."""
+    unresolved = UnresolvedMachines(Random(1))
+    unresolved.note("Pay", 2, 100.0)
+
+    assert unresolved.pairs(100.0 + SKIP_S - 0.1) == ["Pay@2"]
+    assert unresolved.pairs(100.0 + SKIP_S) == []
+    assert unresolved.pairs(100.0) == ["Pay@2"]
+
+
+def test_the_delay_doubles_to_a_minute_with_jitter():
+    """Rows nobody can run must not circle at full speed, nor all come back at once."""
+    unresolved = UnresolvedMachines(Random(1))
+    delays = [unresolved.note("Pay", 2, 100.0 * n)[0] / 1000 for n in range(1, 12)]
+
+    for n, delay_s in enumerate(delays):
+        expected = min(DELAY_MAX_S, 2.0**n)
+        assert 0.8 * expected <= delay_s <= 1.2 * expected
+
+
+def test_rows_of_one_claim_count_as_one_failure():
+    """Five hundred rows of one claim are one observation, or the first claim would reach the minute."""
+    unresolved = UnresolvedMachines(Random(1))
+    delays = [unresolved.note("Pay", 2, 100.0 + n / 1000)[0] for n in range(400)]
+
+    assert max(delays) <= 1200
+
+
+def test_one_event_for_each_pair_and_minute():
+    """A log full of the same line hides the others."""
+    unresolved = UnresolvedMachines(Random(1))
+    news = [unresolved.note("Pay", 2, 100.0 + n)[1] for n in range(130)]
+
+    assert [n for n, is_news in enumerate(news) if is_news] == [0, 60, 120]
+    assert unresolved.note("Pay", 3, 100.0)[1]
