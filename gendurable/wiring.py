@@ -1,6 +1,6 @@
 """The composition root: the one place that names concrete classes and puts an engine together."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from random import Random
 
@@ -136,7 +136,7 @@ class _Wiring:
         for executor in self.executors.values():
             executor.cancel(instance_ids)
 
-    def _after_beat(self, lost: Collection[int]) -> None:
+    def _after_beat(self, lost: Mapping[int, int]) -> None:
         for executor in self.executors.values():
             executor.after_beat(lost)
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -182,17 +182,18 @@ class Executor:
             self._idle.clear()
             await self._idle.wait()
 
-    def after_beat(self, lost: Collection[int]) -> None:
-        """Give up waiting rows that went to another worker, and start what a missed heartbeat held back."""
-        if lost and self._waiting:
-            kept = [claim for claim in self._waiting if claim.id not in lost]
-            for claim in self._waiting:
-                if claim.id in lost:
-                    self._holdings.remove(claim.id, claim.claim)
-            log.warning(
-                "waiting rows went to another worker", queue=self.options.queue, rows=len(self._waiting) - len(kept)
-            )
-            self._waiting = deque(kept)
+    def after_beat(self, lost: Mapping[int, int]) -> None:
+        """Give up waiting claims (instance id to fence) that are lost, and start what a missed beat held back.
+
+        The fence matters: this worker may have flushed the row and claimed it again while the beat was under way, and
+        the new claim is not lost.
+        """
+        gone = [claim for claim in self._waiting if lost.get(claim.id) == claim.claim]
+        if gone:
+            for claim in gone:
+                self._waiting.remove(claim)
+                self._holdings.remove(claim.id, claim.claim)
+            log.warning("waiting rows went to another worker", queue=self.options.queue, rows=len(gone))
         self._slot_freed()
 
     def _fill_slots(self) -> None:

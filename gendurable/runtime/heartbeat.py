@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from gendurable.backoff import ReconnectBackoff
@@ -34,7 +34,7 @@ class Heartbeat:
         metrics: Metrics,
         rng: Random,
         on_cancelled: Callable[[Sequence[int]], None],
-        on_beat: Callable[[Collection[int]], None],
+        on_beat: Callable[[Mapping[int, int]], None],
     ) -> None:
         """Nothing beats until :meth:`run`.
 
@@ -48,7 +48,8 @@ class Heartbeat:
             metrics: What is counted.
             rng: Where jitter is drawn from.
             on_cancelled: Told the instances somebody cancelled while they execute here.
-            on_beat: Told after each beat which instances are lost: their rows went to another worker.
+            on_beat: Told after each beat which claims (instance id to fence) are lost: the row went to another worker,
+                or this worker has flushed it meanwhile.
         """
         self.name = "heartbeat"
         self._database = database
@@ -108,9 +109,11 @@ class Heartbeat:
                 queues=self._queues, lease_ttl_ms=self._lease_ttl_ms, connection=self._connection
             )
         await self._database.refresh_plans(self._connection)
-        fences = self._holdings.fences()
+        # A lease younger than a beat has most of its time left. Renewing it would only lock, for the length of a
+        # statement, rows that a busy worker is about to flush, and a flush skips what is locked.
+        fences = self._holdings.fences(claimed_before_s=time.monotonic() - self._interval_s)
         held = sorted(fences)
-        lost: set[int] = set()
+        lost: dict[int, int] = {}
         for start in range(0, len(held), RENEW_ROWS_MAX):
             part = {i: fences[i] for i in held[start : start + RENEW_ROWS_MAX]}
             renewed = await self._leases.renew_leases(
@@ -120,7 +123,7 @@ class Heartbeat:
             missing = {i: fence for i, fence in part.items() if i not in renewed}
             if missing:
                 owned = await self._leases.still_owned(missing, connection=self._connection)
-                lost |= missing.keys() - owned
+                lost.update({i: fence for i, fence in missing.items() if i not in owned})
             asked = [instance_id for instance_id, is_cancelled in renewed.items() if is_cancelled]
             if asked:
                 self._on_cancelled(asked)

@@ -24,9 +24,9 @@ class Holdings:
         if held is not None and held.claim == claim:
             del self._claims[instance_id]
 
-    def fences(self) -> dict[int, int]:
-        """Instance id to claim, of everything held now."""
-        return {claim.id: claim.claim for claim in self._claims.values()}
+    def fences(self, *, claimed_before_s: float = float("inf")) -> dict[int, int]:
+        """Instance id to claim, of what is held now and was claimed before a local monotonic time, in seconds."""
+        return {claim.id: claim.claim for claim in self._claims.values() if claim.claimed_at < claimed_before_s}
 
     def claims(self) -> list[Claim]:
         """Everything held now."""

@@ -9,7 +9,7 @@ from gendurable.errors import StoreError
 from gendurable.logs import get_logger
 from gendurable.metrics import Metrics
 from gendurable.runtime.wake import Wake
-from gendurable.store.leases import LeaseStore
+from gendurable.store.leases import LeaseStore, Reaped
 
 log = get_logger(__name__)
 
@@ -105,16 +105,17 @@ class Reaper:
         reaped = await self._leases.reap_expired(
             rows_max=self._rows_max, crashes_max=self._crashes_max, patience_ms=self._patience_ms
         )
+        by_worker: dict[str, list[Reaped]] = {}
         for row in reaped:
             self._metrics.reaped.inc((row.queue,))
+            by_worker.setdefault(row.worker, []).append(row)
+        for worker, rows in by_worker.items():
             log.warning(
-                "row taken from a worker that is gone",
-                instance_id=row.id,
-                machine=row.machine,
-                step=row.step,
-                worker=row.worker,
-                crashes=row.crashes,
-                status=row.status,
+                "rows taken from a worker that is gone",
+                worker=worker,
+                rows=len(rows),
+                failed=[row.id for row in rows if row.status == "failed"][:10],
+                instance_ids=[row.id for row in rows][:10],
             )
         for queue in {row.queue for row in reaped}:
             self._on_runnable(queue)

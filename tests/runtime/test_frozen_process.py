@@ -33,6 +33,8 @@ async def test_rows_lost_while_frozen_are_given_up_and_not_started(dsn, connecti
         assert engine.parts.executors["default"].waiting == 3
         # What a freeze past the lease looks like: the last beat is long ago, and another worker has taken two rows.
         engine.parts.heartbeat._beat_at_s -= 200.0
+        for claim in engine.parts.holdings.claims():
+            claim.claimed_at -= 200.0
         await connection.execute(
             "update gendurable.gen_durable set claim = claim + 2, locked_by = 'other'"
             " where (state ->> 'n')::int in (1, 2)"
@@ -48,3 +50,30 @@ async def test_rows_lost_while_frozen_are_given_up_and_not_started(dsn, connecti
         await engine.client.result(last)
 
     assert started == [0, 3]
+
+
+async def test_a_row_claimed_again_while_a_beat_was_under_way_is_kept(dsn):
+    """The beat's answer speaks of the old claim; dropping the new one would stall the row until its lease ends."""
+    blocked, release = asyncio.Event(), asyncio.Event()
+
+    @gd.job()
+    async def work(ctx: gd.Context[None], n: int) -> None:
+        if n == 0:
+            blocked.set()
+            await release.wait()
+
+    settings = Settings(dsn=Secret(dsn), queue=QueueSettings(concurrency=1, prefetch=5, poll_interval_s=60.0))
+    engine = build_engine(settings, gd.Registry([work]))
+    async with engine.running():
+        answers = await engine.client.insert_many([work.with_args(n=n) for n in range(2)])
+        await asyncio.wait_for(blocked.wait(), 10)
+        executor = engine.parts.executors["default"]
+        async with asyncio.timeout(10):
+            while executor.waiting == 0:  # noqa: ASYNC110 - the executor has no event for tests
+                await asyncio.sleep(0.001)
+
+        executor.after_beat({answers[1].id: 0})
+
+        assert executor.waiting == 1
+        release.set()
+        await engine.client.result(answers[1].id)
