@@ -103,7 +103,10 @@ class Reaper:
     async def reap_once(self) -> int:
         """Take one batch of rows whose worker is gone; return how many."""
         reaped = await self._leases.reap_expired(
-            rows_max=self._rows_max, crashes_max=self._crashes_max, patience_ms=self._patience_ms
+            rows_max=self._rows_max,
+            crashes_max=self._crashes_max,
+            patience_ms=self._patience_ms,
+            on_unheld=self._on_runnable,
         )
         by_worker: dict[str, list[Reaped]] = {}
         for row in reaped:
@@ -123,7 +126,7 @@ class Reaper:
 
     async def end_overdue_once(self) -> int:
         """End one batch of rows whose deadline or expiry has passed; return how many."""
-        ended = await self._leases.end_overdue(rows_max=self._rows_max)
+        ended = await self._leases.end_overdue(rows_max=self._rows_max, on_unheld=self._on_runnable)
         for instance_id, status, machine, step in ended:
             self._metrics.steps_committed.inc((machine, step, "overdue"))
             log.info("overdue row ended", instance_id=instance_id, status=status, machine=machine, step=step)

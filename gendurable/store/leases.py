@@ -1,9 +1,9 @@
 """Who is alive and what they hold: processes, leases, and taking rows from the dead."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gendurable.store.database import Connection, Database
+from gendurable.store.database import Connection, Database, Row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +112,9 @@ class LeaseStore:
         )
         return {row["id"] for row in rows}
 
-    async def reap_expired(self, *, rows_max: int, crashes_max: int, patience_ms: int) -> list[Reaped]:
+    async def reap_expired(
+        self, *, rows_max: int, crashes_max: int, patience_ms: int, on_unheld: Callable[[str], None] | None = None
+    ) -> list[Reaped]:
         """Take rows whose worker is gone, and give freed concurrency keys on, in one transaction.
 
         Raises:
@@ -134,17 +136,22 @@ class LeaseStore:
                 for row in rows
             ]
             keys = sorted({row.concurrency_key for row in reaped if row.concurrency_key is not None})
-            if keys:
-                await self._db.fetch("unhold_keys", keys, connection=connection)
+            unheld = await self._db.fetch("unhold_keys", keys, connection=connection) if keys else []
+        _tell(on_unheld, unheld)
         return reaped
 
-    async def end_overdue(self, *, rows_max: int) -> list[tuple[int, str, str, str]]:
-        """End waiting rows past their deadline or expiry; return (id, status, machine, step) of each."""
+    async def end_overdue(
+        self, *, rows_max: int, on_unheld: Callable[[str], None] | None = None
+    ) -> list[tuple[int, str, str, str]]:
+        """End waiting rows past their deadline or expiry; return (id, status, machine, step) of each.
+
+        ``on_unheld`` is told, after the commit, each queue in which a row got a freed concurrency key.
+        """
         async with self._db.transaction() as connection:
             rows = await self._db.fetch("end_overdue", rows_max, connection=connection)
             keys = sorted({row["turn"] for row in rows if row["turn"] is not None})
-            if keys:
-                await self._db.fetch("unhold_keys", keys, connection=connection)
+            unheld = await self._db.fetch("unhold_keys", keys, connection=connection) if keys else []
+        _tell(on_unheld, unheld)
         return [(row["id"], row["status"], row["fsm"], row["step"]) for row in rows]
 
     async def next_sweep_due_s(self) -> float | None:
@@ -167,3 +174,10 @@ class LeaseStore:
     async def sweep_nodes(self, *, silence_ms: int) -> None:
         """Forget processes that have been silent for long and hold nothing."""
         await self._db.fetch("sweep_nodes", silence_ms)
+
+
+def _tell(on_unheld: Callable[[str], None] | None, rows: Sequence[Row]) -> None:
+    """Name each queue that got a row back, once the transaction that gave it is committed."""
+    if on_unheld is not None:
+        for queue in sorted({row["queue"] for row in rows}):
+            on_unheld(queue)

@@ -293,3 +293,25 @@ async def test_rows_locked_elsewhere_are_left_to_the_next_sweep(connection, dsn,
 
     assert sorted(row.id for row in first) == [ids[0], ids[2]]
     assert [row.id for row in second] == [ids[1]]
+
+
+async def test_the_queue_of_a_row_that_gets_a_freed_key_is_named_after_a_reap(connection, me):
+    """L14: the row may wait in another queue than the one that died, and nobody else would wake that queue."""
+    await add_executing(connection, boot="gone", lease_expires_at=LAPSED, concurrency_key="k", queue="a")
+    await add_row(connection, concurrency_key="k", held=True, queue="b")
+    told = []
+
+    await me.leases.reap_expired(rows_max=10, crashes_max=5, patience_ms=PATIENCE_MS, on_unheld=told.append)
+
+    assert told == ["b"]
+
+
+async def test_the_queue_of_a_row_that_gets_a_freed_key_is_named_after_an_overdue_end(connection, me):
+    """L14: as after a reap."""
+    await add_row(connection, concurrency_key="k", deadline_at=LAPSED, queue="a")
+    await add_row(connection, concurrency_key="k", held=True, queue="b")
+    told = []
+
+    await me.leases.end_overdue(rows_max=10, on_unheld=told.append)
+
+    assert told == ["b"]
