@@ -3,7 +3,7 @@
 import asyncio
 
 import gendurable as gd
-from tests.runtime.running import at_rest, ids_of, row_of, running, soon, until, until_row
+from tests.runtime.running import at_rest, ids_of, row_of, running, soon, until, until_row, until_true
 
 
 def gated() -> tuple[gd.Job, asyncio.Event, list[int]]:
@@ -138,3 +138,21 @@ async def test_a_burst_larger_than_a_claim_is_taken_without_waiting_for_polls(ds
             await soon(engine.client.result(instance_id, timeout=50))
 
     assert await connection.fetchval("select count(*) from gendurable.gen_durable where claim = 1") == 1000
+
+
+async def test_running_and_prefetched_rows_outlive_their_first_lease(dsn, connection):
+    """E14: a step longer than the lease, and rows that wait behind it for longer, are the same claim to the end."""
+    job, gate, started = gated()
+    async with running(dsn, job, concurrency=1, prefetch=2, ttl_s=0.4, heartbeat_s=0.1) as engine:
+        ids = ids_of(await engine.client.insert_many([job.with_args(n=n) for n in range(3)]))
+        for instance_id in ids:
+            row = await until_row(connection, instance_id, status="executing")
+        query = "select clock_timestamp() > $1::timestamptz + interval '900 ms'"
+        await until_true(connection, query, row["lease_expires_at"])
+        gate.set()
+        for instance_id in ids:
+            await engine.client.result(instance_id, timeout=10)
+        rows = [await row_of(connection, instance_id) for instance_id in ids]
+
+    assert [(row["attempt"], row["crashes"], row["claim"]) for row in rows] == [(0, 0, 1)] * 3
+    assert started == [0, 1, 2]

@@ -11,6 +11,7 @@ import pytest
 
 import gendurable as gd
 from gendurable.errors import InstanceFailedError, StateDecodeError, StepTimeoutError
+from gendurable.logs import step_context
 from gendurable.settings import StepSettings
 from tests.runtime.running import running, soon, until, until_row
 
@@ -538,6 +539,34 @@ async def test_context_variables_do_not_leak_between_steps(dsn):
             await engine.client.result((await engine.client.insert(in_thread.with_args(name=name))).id, timeout=10)
 
     assert sorted(seen) == sorted(["nobody", "nobody", "a", "b", "nobody", "nobody"])
+
+
+async def test_what_a_step_logs_carries_its_own_ids(dsn):
+    """Two steps that run at once must not sign each other's lines, on the loop or in threads."""
+    seen: list[tuple[int, dict[str, object]]] = []
+    both, both_threads = asyncio.Barrier(2), threading.Barrier(2)
+
+    def fields() -> dict[str, object]:
+        return dict(step_context.get().items())
+
+    @gd.job()
+    async def on_loop(ctx: gd.Context) -> None:
+        await both.wait()
+        seen.append((ctx.id, fields()))
+
+    @gd.job()
+    def in_thread(ctx: gd.Context) -> None:
+        both_threads.wait(10)
+        seen.append((ctx.id, fields()))
+
+    async with running(dsn, on_loop, in_thread) as engine:
+        requests = [job.with_args().with_options(tags=["t"]) for job in (on_loop, in_thread) for _ in range(2)]
+        for answer in await engine.client.insert_many(requests):
+            await engine.client.result(answer.id, timeout=10)
+
+    assert len(seen) == 4
+    assert all(logged["instance_id"] == instance_id and logged["tags"] == ["t"] for instance_id, logged in seen)
+    assert step_context.get() is None
 
 
 class UnprintableError(Exception):
