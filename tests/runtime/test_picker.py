@@ -56,7 +56,10 @@ async def test_lower_priorities_run_first_and_equals_in_the_order_of_their_inser
 
 
 async def test_an_urgent_row_overtakes_a_backlog(dsn):
-    """The claim's place in the queue is dropped by a poke, or the urgent row would wait for the end of the backlog."""
+    """L15: the claim's place in the queue is dropped by a poke, and at the latest by every 20th claim.
+
+    A poke that meets a claim under way is overwritten by what that claim learns, so the 20 are the promise.
+    """
     order: list[int] = []
     tick = asyncio.Semaphore(0)
 
@@ -74,7 +77,7 @@ async def test_an_urgent_row_overtakes_a_backlog(dsn):
         for _ in range(300):
             tick.release()
         await soon(engine.client.result(urgent.id))
-        assert order.index(999) <= 25
+        assert order.index(999) <= 45
         await soon(engine.client.result(backlog[-1].id), within_s=30)
 
 
