@@ -211,15 +211,16 @@ class Machine(Generic[StateT]):
         given: Any = fields if state is None else state
         if state is not None and fields:
             raise InvalidValueError("with_state takes a state or its fields, not both", path="state")
-        if isinstance(given, Mapping):
-            unknown = set() if definition.fields is None else given.keys() - definition.fields
-            if unknown:
+        # A plain dict is looked at first, because asking an abstract class costs as much as the conversion.
+        if type(given) is dict or isinstance(given, Mapping):
+            if definition.fields is not None and not given.keys() <= definition.fields:
+                unknown = given.keys() - definition.fields
                 raise InvalidValueError(
                     f"the state of {definition.name} has no fields {', '.join(sorted(map(str, unknown)))}; it has"
                     f" {', '.join(sorted(definition.fields or ()))}",
                     path="state",
                 )
-            checked = convert(given, definition.decoder.target, name=f"state of {definition.name}")
+            checked = convert(given, definition.decoder.target, name=definition.name)
             return Request(definition, encode_object(checked, name="state"))
         return Request(definition, definition.encode_state(given))
 

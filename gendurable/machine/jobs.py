@@ -53,14 +53,15 @@ class Job(Generic[P, R]):
             InvalidValueError: One is missing, unknown or of another type, or cannot be stored.
         """
         target = self.definition.decoder.target
-        unknown = arguments.keys() - (self.definition.fields or frozenset())
-        if unknown:
+        known = self.definition.fields or frozenset()
+        if not arguments.keys() <= known:
+            unknown = arguments.keys() - known
             raise InvalidValueError(
                 f"{self.definition.name} has no arguments {', '.join(sorted(unknown))}; it takes"
                 f" {', '.join(target.__struct_fields__) or 'none'}",
                 path="args",
             )
-        args = convert(arguments, target, name=f"arguments of {self.definition.name}")
+        args = convert(arguments, target, name=self.definition.name)
         return Request(self.definition, encode_object(args, name="args"))
 
 

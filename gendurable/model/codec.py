@@ -58,7 +58,7 @@ def encode_json(value: object, *, name: str) -> str:
         )
     # NaN and the infinities are encoded as null, so a text without a null has none of them; the other two checks are
     # necessary conditions of a NUL and of too deep a nesting.
-    if b"null" in raw or b"\\u0000" in raw or raw.count(b"{") + raw.count(b"[") > DEPTH_MAX:
+    if b"null" in raw or b"\\u0000" in raw or (len(raw) > DEPTH_MAX and raw.count(b"{") + raw.count(b"[") > DEPTH_MAX):
         _explain(value, name)
     return text
 
