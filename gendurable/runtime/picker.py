@@ -26,6 +26,9 @@ log = get_logger(__name__)
 
 FULL_SCAN_INTERVAL_S = 0.1
 FULL_SCAN_CLAIMS = 20
+FULL_SCAN_PAUSE = 3.0
+"""Under a held snapshot a full scan walks every dead entry; a pause of some times its length keeps most claims cheap. Rows
+that are announced do not wait for it: a poke, a release and a freed key drop the position."""
 EMPTY_CLAIM_INTERVAL_S = 0.01
 """After a claim that brought nothing, pokes are gathered this long: a thousand of them cost a hundred claims."""
 SETTLE_TRIES_MAX = 10
@@ -121,6 +124,7 @@ class Picker:
         # The claim hint [L15]: an optimisation only, dropped by anything that could put a row before it.
         self._position = SCAN_START
         self._full_scan_at_s, self._claims_since_full_scan = 0.0, 0
+        self._pokes = 0
         self.claims_total = 0
         self.claims_max: int | None = None
         """Stop by itself after so many claims that reached the database; None goes on until drained."""
@@ -131,6 +135,7 @@ class Picker:
         if due_in_s <= 0:
             self._has_backlog = True
             self._position = SCAN_START
+            self._pokes += 1
         else:
             due_at_s = time.monotonic() + due_in_s
             if self._due_at_s is not None and self._due_at_s <= due_at_s:
@@ -248,14 +253,20 @@ class Picker:
         )
         if is_full_scan:
             self._position = SCAN_START
-            self._full_scan_at_s = now_s + FULL_SCAN_INTERVAL_S
             self._claims_since_full_scan = 0
         self._claims_since_full_scan += 1
         # Pokes that arrive while the claim runs must not be forgotten: the flags are cleared before, not after.
         self._has_backlog = False
         self._due_at_s = None
+        pokes = self._pokes
         answer = await self._claim(rows_max)
+        if is_full_scan:
+            ended_s = time.monotonic()
+            self._full_scan_at_s = ended_s + max(FULL_SCAN_INTERVAL_S, FULL_SCAN_PAUSE * (ended_s - now_s))
         self._learn(answer, rows_max, is_full_scan=is_full_scan)
+        if self._pokes != pokes:
+            # A row was announced while the claim ran; it may lie before the position just learnt.
+            self._position = SCAN_START
         for claim in answer.claims:
             self._holdings.add(claim)
         if self._draining:
