@@ -20,7 +20,8 @@ GenDurableError
 └── StoreError                  Postgres did not do what we asked
     ├── StoreUnavailableError   it could not be reached or went away; worth retrying
     │   └── StoreUnreachableError   no connection could be had at all; nothing was sent
-    ├── StoreContendedError     another transaction won (unique key, deadlock, serialization); worth retrying
+    ├── StoreContendedError     another transaction won (unique key, deadlock); worth retrying
+    │   └── SerializationConflictError  the caller's isolation level hides what was committed; retry its transaction
     ├── StoreDataError          a value was refused (class 22 or 23); retrying the same value cannot help
     └── StoreRejectedError      anything else Postgres refused; retrying cannot help
 """
@@ -186,6 +187,14 @@ class StoreContendedError(StoreError):
         """Name the constraint, so that a metric can count it."""
         super().__init__(message)
         self.constraint = constraint
+
+
+class SerializationConflictError(StoreContendedError):
+    """A caller's REPEATABLE READ or SERIALIZABLE transaction cannot see what another one committed meanwhile.
+
+    Nothing was done on a stale read. Without a savepoint of the caller's around the call, Postgres has ended the
+    transaction: roll it back and try it again from its beginning.
+    """
 
 
 class StoreDataError(StoreError):

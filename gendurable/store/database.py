@@ -12,6 +12,7 @@ import asyncpg
 
 from gendurable.errors import (
     ConfigurationError,
+    SerializationConflictError,
     StoreContendedError,
     StoreDataError,
     StoreError,
@@ -78,9 +79,10 @@ def _translate_postgres(error: asyncpg.PostgresError) -> StoreError:
         return StoreContendedError(text, constraint=constraint)
     if state == "23514" and constraint in _RACES:
         return StoreContendedError(text, constraint=constraint)
-    if state in {"40001", "40P01", "55P03"}:
-        kind = {"40001": "serialization", "40P01": "deadlock", "55P03": "lock_timeout"}[state]
-        return StoreContendedError(text, constraint=kind)
+    if state == "40001":
+        return SerializationConflictError(text, constraint="serialization")
+    if state in {"40P01", "55P03"}:
+        return StoreContendedError(text, constraint={"40P01": "deadlock", "55P03": "lock_timeout"}[state])
     if state[:2] in {"22", "23"}:
         return StoreDataError(text)
     # 08 connection, 53 resources (too many clients), 57 operator intervention (shutdown, cancelled), 25006 read-only
