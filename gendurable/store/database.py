@@ -238,7 +238,9 @@ class Database:
         """
         pool = self.pool
         try:
-            connection = await pool.acquire(timeout=self.options.connect_timeout_s)
+            # The pool's own timeout would start a task for each statement.
+            async with asyncio.timeout(self.options.connect_timeout_s):
+                connection = await pool.acquire()
         except _DRIVER_ERRORS as error:
             raise StoreUnreachableError(f"no connection to the database: {type(error).__name__}: {error}") from error
         try:
@@ -246,7 +248,7 @@ class Database:
                 await self.refresh_plans(connection)
                 yield connection
         finally:
-            await pool.release(connection, timeout=self.options.connect_timeout_s)
+            await pool.release(connection)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:

@@ -12,6 +12,9 @@
 -- A row whose key is taken (by a row executing now, or by one ahead of it in this batch) is held instead of claimed: it
 -- leaves the pick index until the key's holder lets go [L14]. The unique index gen_durable_concurrency_active is the proof;
 -- what is seen here only makes a violation rare.
+-- The commit does not wait for the disk: set_config, for this transaction only. A claim lost with the server is a claim that
+-- never was: the row is as it stood before, its outcome is refused or, if this worker has claimed it again with the same
+-- number, is an outcome of the same step from the same state. Outcomes do wait, and with them every claim before them.
 -- Returns claimed rows in batch order, then the held ones (outcome 'held'), then one row 'next' whose due_in_ms is the
 -- time to the next future row, null when there is none or when the batch was full, and whose id is the table's size in
 -- pages: a plan made for a small table is thrown away when the table has grown.
@@ -124,7 +127,7 @@ select
 from held_back as h
 union all
 select
-    'next', pg_relation_size('gendurable.gen_durable') / 8192, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, false, null,
+    'next', pg_relation_size('gendurable.gen_durable') / 8192, set_config('synchronous_commit', 'off', true), null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, false, null,
     case
         when (select count(*) from picked) < $2::int
             then (
