@@ -17,18 +17,14 @@ from gendurable.metrics import Metrics
 from gendurable.model.claim import Claim
 from gendurable.runtime.holdings import Holdings
 from gendurable.runtime.picking import Appetite, Pace, prefetch_rows, room_for_claims, room_worth_a_claim
+from gendurable.runtime.scanning import ScanHint
 from gendurable.runtime.unresolved import UnresolvedMachines
 from gendurable.runtime.wake import Wake
 from gendurable.settings import QueueSettings
-from gendurable.store.claims import SCAN_START, ClaimAnswer, ClaimStore
+from gendurable.store.claims import ClaimAnswer, ClaimStore
 
 log = get_logger(__name__)
 
-FULL_SCAN_INTERVAL_S = 0.1
-FULL_SCAN_CLAIMS = 20
-FULL_SCAN_PAUSE = 3.0
-"""Under a held snapshot a full scan walks every dead entry; a pause of some times its length keeps most claims cheap. Rows
-that are announced do not wait for it: a poke, a release and a freed key drop the position."""
 EMPTY_CLAIM_INTERVAL_S = 0.01
 """After a claim that brought nothing, pokes are gathered this long: a thousand of them cost a hundred claims."""
 SETTLE_TRIES_MAX = 10
@@ -122,9 +118,7 @@ class Picker:
         self._due_at_s: float | None = None
         self._quiet_until_s = 0.0
         # The claim hint [L15]: an optimisation only, dropped by anything that could put a row before it.
-        self._position = SCAN_START
-        self._full_scan_at_s, self._claims_since_full_scan = 0.0, 0
-        self._pokes = 0
+        self._hint = ScanHint()
         self.claims_total = 0
         self.claims_max: int | None = None
         """Stop by itself after so many claims that reached the database; None goes on until drained."""
@@ -134,8 +128,7 @@ class Picker:
         """There is a row that is due in so many seconds; a future one only sets the timer [L25]."""
         if due_in_s <= 0:
             self._has_backlog = True
-            self._position = SCAN_START
-            self._pokes += 1
+            self._hint.drop()
         else:
             due_at_s = time.monotonic() + due_in_s
             if self._due_at_s is not None and self._due_at_s <= due_at_s:
@@ -246,27 +239,15 @@ class Picker:
     async def claim_once(self, rows_max: int) -> int:
         """Claim up to so many rows and hand them out; return how many came."""
         now_s = time.monotonic()
-        is_full_scan = (
-            now_s >= self._full_scan_at_s
-            or self._claims_since_full_scan >= FULL_SCAN_CLAIMS
-            or self._position is SCAN_START
-        )
-        if is_full_scan:
-            self._position = SCAN_START
-            self._claims_since_full_scan = 0
-        self._claims_since_full_scan += 1
+        is_full_scan = self._hint.begin(now_s)
         # Pokes that arrive while the claim runs must not be forgotten: the flags are cleared before, not after.
         self._has_backlog = False
         self._due_at_s = None
-        pokes = self._pokes
         answer = await self._claim(rows_max)
         if is_full_scan:
             ended_s = time.monotonic()
-            self._full_scan_at_s = ended_s + max(FULL_SCAN_INTERVAL_S, FULL_SCAN_PAUSE * (ended_s - now_s))
+            self._hint.full_scan_took(ended_s - now_s, ended_s)
         self._learn(answer, rows_max, is_full_scan=is_full_scan)
-        if self._pokes != pokes:
-            # A row was announced while the claim ran; it may lie before the position just learnt.
-            self._position = SCAN_START
         for claim in answer.claims:
             self._holdings.add(claim)
         if self._draining:
@@ -287,7 +268,7 @@ class Picker:
             answer = await self._claim_with(rows_max, with_keys=True)
         except StoreContendedError as error:
             self._metrics.contended.inc((error.constraint,))
-            self._position = SCAN_START
+            self._hint.drop()
             answer = await self._claim_with(rows_max, with_keys=False)
             # The keyed rows are still there, and by the next claim the winner of the race can be seen. The position
             # is not kept, because keyed rows lie before it.
@@ -303,7 +284,7 @@ class Picker:
             queue=self.queue,
             rows_max=rows_max,
             lease_ttl_ms=self._lease_ttl_ms,
-            start=self._position,
+            start=self._hint.position,
             with_keys=with_keys,
             unresolved=self._unresolved.pairs(time.monotonic()),
         )
@@ -315,11 +296,11 @@ class Picker:
         if taken >= rows_max:
             self._has_backlog = True
             if answer.position is not None:
-                self._position = answer.position
+                self._hint.reached(answer.position)
         elif not is_full_scan or answer.held_keys:
             # Rows may lie before the position, and held rows took places that others could have had: look again.
             self._has_backlog = True
-            self._position = SCAN_START
+            self._hint.drop()
         elif taken == 0:
             self._quiet_until_s = max(self._quiet_until_s, now_s + EMPTY_CLAIM_INTERVAL_S)
         if answer.next_due_in_s is not None:
@@ -348,7 +329,7 @@ class Picker:
             await self._release(claims, [None] * len(claims))
 
     async def _release(self, claims: list[Claim], delays_ms: list[int | None]) -> None:
-        self._position = SCAN_START
+        self._hint.drop()
         try:
             await self._store.release_claims(claims, delays_ms=delays_ms)
         except StoreError as error:
