@@ -13,7 +13,7 @@ async def test_rows_lost_while_frozen_are_given_up_and_not_started(dsn, connecti
     first_started, release = asyncio.Event(), asyncio.Event()
 
     @gd.job()
-    async def work(ctx: gd.Context[None], n: int) -> None:
+    async def work(_ctx: gd.Context[None], n: int) -> None:
         started.append(n)
         first_started.set()
         if n == 0:
@@ -57,7 +57,7 @@ async def test_a_row_claimed_again_while_a_beat_was_under_way_is_kept(dsn):
     blocked, release = asyncio.Event(), asyncio.Event()
 
     @gd.job()
-    async def work(ctx: gd.Context[None], n: int) -> None:
+    async def work(_ctx: gd.Context[None], n: int) -> None:
         if n == 0:
             blocked.set()
             await release.wait()
