@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+import structlog
 
 from gendurable.embedded import EmbeddedPostgres
 
@@ -44,6 +46,20 @@ def pytest_report_header(config: pytest.Config) -> str:
     """Name the server; the CI script reads this line to prove which version a run was on."""
     server = config.stash.get(_SERVER, None)
     return f"PostgreSQL server: {server.server_version if server else 'none'}"
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """Leave logging as it was: a command run inside one test must not change what another one captures."""
+    root = logging.getLogger()
+    ours_before, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers[:]:
+        if handler not in ours_before and type(handler).__module__ == "gendurable.logs":
+            root.removeHandler(handler)
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture(scope="session")

@@ -16,18 +16,6 @@ from hypothesis import strategies as st
 from gendurable.logs import configure_logging, get_logger, mask_dsn, mask_text, step_context
 
 
-@pytest.fixture(autouse=True)
-def _restored_logging():
-    """Leave the process's logging as it was."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
-
-
 @pytest.fixture
 def stream():
     """Configure JSON logging into a stream."""
