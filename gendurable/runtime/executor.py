@@ -117,6 +117,9 @@ class Executor:
 
     def close(self) -> None:
         """Let go of the threads; one that still runs user code is left to end with the process."""
+        for run in self._runs:
+            # What the end of the loop cancels now is nobody's error, and no handler is to be asked about it.
+            run.interruption = Interruption.CUT
         if self._alarm is not None:
             self._alarm.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -116,11 +116,7 @@ class StepCaller:
             self._call = partial(_wrapped, function, self._call)
 
     async def run(self, run: Run) -> Transition | None:
-        """Run the step to the change of its row; None when it was cut off and is to be handed back.
-
-        Raises:
-            asyncio.CancelledError: The task was cancelled by something that gave no reason: the loop is ending.
-        """
+        """Run the step to the change of its row; None when it was cut off and is to be handed back."""
         claim = run.claim
         if claim.is_expired:
             return cancelled(claim, "expired before it started")
@@ -231,24 +227,21 @@ def _as_exception(error: BaseException) -> Exception:
 
 
 def _interrupted(run: Run) -> Transition | Exception | None:
-    """What a cancellation means: a change of the row, an error for the handler, or None to hand the row back.
-
-    Raises:
-        asyncio.CancelledError: Nobody of ours asked; the loop is ending.
-    """
+    """What a cancellation means: a change of the row, an error for the handler, or None to hand the row back."""
     task = run.task
+    if task is not None and run.interruption in (None, Interruption.TIMEOUT):
+        # The step is over and its handler may still wait for something.
+        while task.uncancel():
+            pass
     match run.interruption:
         case Interruption.CUT:
             return None
         case Interruption.CANCELLED:
             return cancelled(run.claim, "cancelled while it ran")
         case Interruption.TIMEOUT:
-            if task is not None:
-                task.uncancel()
             return StepTimeoutError(run.definition.name, run.claim.step, run.timeout_s)
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-    return RuntimeError("the step awaited something that was cancelled")
+    # Nobody of ours asked. Were this passed on, the row would stay claimed, and the heartbeat would keep it so.
+    return RuntimeError("the step's own code cancelled its task, or it awaited something that was cancelled")
 
 
 async def _wrapped(function: MiddlewareFunction, inner: Handler, ctx: Context[Any]) -> Any:

@@ -13,7 +13,7 @@ import gendurable as gd
 from gendurable.errors import InstanceFailedError, StateDecodeError, StepTimeoutError
 from gendurable.logs import step_context
 from gendurable.settings import StepSettings
-from tests.runtime.running import running, soon, until, until_row
+from tests.runtime.running import SOON_S, running, soon, until, until_row
 
 
 class CountState(gd.State):
@@ -410,6 +410,48 @@ async def test_the_engines_time_limit_holds_for_steps_without_their_own(dsn):
 
     assert read.status == "failed"
     assert "hang.run ran longer than its timeout of 0.05 s" in read.last_error
+
+
+async def test_a_step_that_cancels_its_own_task_fails_like_any_other(dsn):
+    """Nobody but the step knows why; without an outcome the heartbeat would keep its row claimed for ever."""
+
+    @gd.job(max_attempts=2)
+    async def suicidal(_ctx: gd.Context) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(SOON_S)
+
+    async with running(dsn, suicidal) as engine:
+        answer = await engine.client.insert(suicidal.with_args())
+        read = await engine.client.wait(answer.id, timeout=SOON_S)
+
+    assert (read.status, read.attempt) == ("failed", 1)
+    assert "cancelled its task" in read.last_error
+
+
+async def test_the_handler_of_a_step_that_cancelled_itself_may_wait(dsn):
+    """The cancellation is over with the step, and must not strike at the handler's first await."""
+
+    class Suicidal(gd.Machine[CountState]):
+        @gd.step
+        async def only(self, _ctx: gd.Context[CountState]) -> gd.Outcome:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            task.cancel()
+            await asyncio.sleep(SOON_S)
+            return gd.Done()
+
+        async def handle(self, error: Exception, _ctx: gd.Context[CountState]) -> gd.Outcome:
+            await asyncio.sleep(0.001)
+            return gd.Done({"why": str(error)})
+
+    async with running(dsn, Suicidal) as engine:
+        answer = await engine.client.insert(Suicidal.with_state())
+        result = await engine.client.result(answer.id, timeout=SOON_S)
+
+    assert "cancelled its task" in result["why"]
 
 
 async def test_a_step_that_swallows_its_cancellation_is_believed(dsn):
