@@ -84,13 +84,20 @@ class Heartbeat:
         try:
             while not self._draining:
                 try:
-                    await self.beat_once()
+                    # A connection that the network forgot answers nothing, and says so only after the longest time a
+                    # statement may take. That can be a whole lease, so the heartbeat's own patience is a third of one.
+                    async with asyncio.timeout(self._lease_ttl_ms / 3000):
+                        await self.beat_once()
                     backoff.reset()
                     pause_s = self._interval_s
-                except StoreError as error:
+                except (StoreError, TimeoutError) as error:
                     self.outages += 1
                     self._metrics.loop_errors.inc(("heartbeat",))
-                    log.warning("a heartbeat was lost", error=str(error), since_last_s=round(self.age_s, 1))
+                    log.warning(
+                        "a heartbeat was lost", error=str(error) or "no answer", since_last_s=round(self.age_s, 1)
+                    )
+                    if isinstance(error, TimeoutError) and self._connection is not None:
+                        self._connection.terminate()
                     await self._disconnect()
                     pause_s = backoff.next_s()
                 await self._wake.sleep(pause_s)

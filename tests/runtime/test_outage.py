@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -315,3 +317,23 @@ async def test_until_row_is_honest(dsn, connection):
         answer = await client.insert(quick.with_args())
     with pytest.raises(AssertionError, match="wanted"):
         await until_row(connection, answer.id, within_s=0.01, status="done")
+
+
+async def test_a_heartbeat_whose_connection_is_stuck_takes_another_one_within_the_lease(dsn, connection):
+    """A firewall forgets a connection and says nothing; a statement may wait for as long as a lease lasts."""
+    ttl_s = 6.0
+    async with running(dsn, quick, ttl_s=ttl_s, heartbeat_s=0.1) as engine:
+        assert engine.parts.settings.pool.command_timeout_s > ttl_s
+        backend = await connection.fetchval(
+            "select pid from pg_stat_activity where datname = current_database() and query like $1 and pid <> $2",
+            "%update gendurable.nodes as n%",
+            connection.get_server_pid(),
+        )
+        os.kill(backend, signal.SIGSTOP)
+        try:
+            stopped_at = await connection.fetchval("select now()")
+            await until_true(
+                connection, "select bool_or(beat_at > $1) from gendurable.nodes", stopped_at, within_s=ttl_s
+            )
+        finally:
+            os.kill(backend, signal.SIGCONT)
