@@ -331,7 +331,9 @@ class Picker:
     async def _release(self, claims: list[Claim], delays_ms: list[int | None]) -> None:
         self._hint.drop()
         try:
-            await self._store.release_claims(claims, delays_ms=delays_ms)
+            await self._store.release_claims(
+                claims, delays_ms=delays_ms, on_unheld=lambda queue: self._on_runnable(queue, 0.0)
+            )
         except StoreError as error:
             log.warning("rows could not be handed back; their leases decide", rows=len(claims), error=str(error))
         else:

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gendurable.model.claim import Claim
@@ -106,12 +106,19 @@ class ClaimStore:
             position=position,
         )
 
-    async def release_claims(self, claims: Sequence[Claim], *, delays_ms: Sequence[int | None]) -> set[int]:
+    async def release_claims(
+        self,
+        claims: Sequence[Claim],
+        *,
+        delays_ms: Sequence[int | None],
+        on_unheld: Callable[[str], None] | None = None,
+    ) -> set[int]:
         """Hand rows back, attempt unchanged.
 
         Args:
             claims: What this worker holds; at least one.
             delays_ms: For each, milliseconds before it may run; None leaves it due when it was.
+            on_unheld: Told, after the commit, each queue in which a row got a freed concurrency key.
 
         Returns:
             The ids handed back; a missing one was lost, or is locked by a caller and left to its lease.
@@ -132,8 +139,10 @@ class ClaimStore:
             released = {row["id"] for row in rows}
             # The key of a claim that was lost is somebody else's to pass on.
             keys = sorted({claim.concurrency_key for claim in claims if claim.concurrency_key and claim.id in released})
-            if keys:
-                await self._db.fetch("unhold_keys", keys, connection=connection)
+            unheld = await self._db.fetch("unhold_keys", keys, connection=connection) if keys else []
+        if on_unheld is not None:
+            for queue in sorted({row["queue"] for row in unheld}):
+                on_unheld(queue)
         return released
 
     async def settle_held_keys(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:

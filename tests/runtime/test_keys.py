@@ -4,7 +4,7 @@ import asyncio
 
 import gendurable as gd
 from gendurable.settings import PoolSettings
-from tests.runtime.running import ids_of, row_of, running, soon, until, until_row
+from tests.runtime.running import at_rest, ids_of, row_of, running, soon, until, until_row
 
 
 async def test_steps_of_one_key_never_overlap_and_keys_run_beside_each_other(dsn, connection):
@@ -184,3 +184,27 @@ async def test_two_engines_share_a_key_without_overlap_or_stall(dsn):
             await left.client.result(answer.id, timeout=10)
 
     assert (peak, total) == (1, 40)
+
+
+async def test_a_key_that_a_drain_lets_go_wakes_the_queue_of_its_next_row(dsn, connection):
+    """The row that gets the key may wait in a queue only other processes serve, and nobody else would tell them."""
+    started = asyncio.Event()
+
+    @gd.job(queue="here")
+    async def hold(_ctx: gd.Context) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    @gd.job(queue="there")
+    async def follow(_ctx: gd.Context) -> None:
+        """Do nothing."""
+
+    async with running(dsn, follow) as second:
+        async with running(dsn, hold, drain_timeout_s=0.05) as first:
+            await first.client.insert(hold.with_args(), concurrency_key="k")
+            await soon(started.wait())
+            answer = await second.client.insert(follow.with_args(), concurrency_key="k")
+            await until_row(connection, answer.id, held=True)
+            await at_rest(second, "there")
+
+        assert (await second.client.wait(answer.id, timeout=10)).status == "done"
