@@ -58,6 +58,10 @@ def _restored_logging() -> Iterator[None]:
         if handler not in ours_before and type(handler).__module__ == "gendurable.logs":
             root.removeHandler(handler)
     root.setLevel(level)
+    for logger in root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            # Tools that set up logging for themselves, import-linter among them, disable every logger they find.
+            logger.disabled = False
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
 
