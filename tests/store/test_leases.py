@@ -319,7 +319,7 @@ async def test_the_queue_of_a_row_that_gets_a_freed_key_is_named_after_an_overdu
 
 
 async def test_rows_that_crashed_together_come_apart_from_the_second_crash_on(connection, me):
-    """One poisonous step must not take its neighbours with it to the last crash; the first crash costs no time (E15)."""
+    """One poisonous step must not take its neighbours to the last crash; the first crash costs no time (E15)."""
     first = await add_executing(connection, boot="gone", lease_expires_at=LAPSED)
     again = [await add_executing(connection, boot="gone", lease_expires_at=LAPSED, crashes=2) for _ in range(20)]
     before = (await stored(connection, first))["eligible_at"]
