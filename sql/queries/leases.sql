@@ -50,9 +50,6 @@ returning g.id, g.cancel_reason is not null as is_cancelled;
 -- A row is taken when its lease and its worker's have both lapsed, or its own lapsed $3 ago [L2]. Rows locked elsewhere are
 -- skipped: their owner is committing, or a caller is. The claim rises, so that a late outcome is known to be late.
 -- Index gen_durable_lease; locks in the order of the leases but never waits, so the order cannot deadlock.
--- Everything a process held counts its crash, so the rows beside a poisonous one are suspects too. From the second crash on
--- they are spread over a growing time: what was held together is not held together again, and only the culprit is there
--- each time.
 -- A scope that leaves out a live status cannot be written; should one be there, its key may belong to another row by now,
 -- so the row loses it here instead of making every sweep fail on it [L23].
 with expired as materialized (
@@ -81,10 +78,6 @@ set
     end::gendurable.durable_status,
     claim = g.claim + 1,
     crashes = g.crashes + 1,
-    eligible_at = case
-        when g.crashes = 0 then g.eligible_at
-        else now() + random() * least(2 ^ (g.crashes + 1), 60) * interval '1 second'
-    end,
     correlation_scope = case
         when g.correlation_scope = '{}' or g.correlation_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'
             then g.correlation_scope

@@ -316,19 +316,3 @@ async def test_the_queue_of_a_row_that_gets_a_freed_key_is_named_after_an_overdu
     await me.leases.end_overdue(rows_max=10, on_unheld=told.append)
 
     assert told == ["b"]
-
-
-async def test_rows_that_crashed_together_come_apart_from_the_second_crash_on(connection, me):
-    """One poisonous step must not take its neighbours to the last crash; the first crash costs no time (E15)."""
-    first = await add_executing(connection, boot="gone", lease_expires_at=LAPSED)
-    again = [await add_executing(connection, boot="gone", lease_expires_at=LAPSED, crashes=2) for _ in range(20)]
-    before = (await stored(connection, first))["eligible_at"]
-
-    await reap(me)
-
-    assert (await stored(connection, first))["eligible_at"] == before
-    now = await connection.fetchval("select now()")
-    waits = [((await stored(connection, row_id))["eligible_at"] - now).total_seconds() for row_id in again]
-    assert len(set(waits)) == 20
-    assert max(waits) <= 8
-    assert max(waits) - min(waits) > 1
