@@ -67,7 +67,7 @@ async def test_a_thread_inserts_waits_and_reads(dsn):
         first, again, results, waited, listed, read, retried, cancelled = await in_thread(use)
 
     # The job may have ended before the second insert, and its key is free again then.
-    assert again in {gd.Duplicate(first.id), gd.Inserted(first.id + 1)}
+    assert again == gd.Duplicate(first.id) or isinstance(again, gd.Inserted)
     assert results == [{"n": 2}, {"n": 0}, {"n": 2}, {"n": 4}]
     assert waited == read
     assert listed[0].id == first.id
