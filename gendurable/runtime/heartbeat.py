@@ -66,7 +66,6 @@ class Heartbeat:
         self._draining = False
         self._connection: Connection | None = None
         self._beat_at_s = time.monotonic()
-        self.outages = 0
 
     @property
     def age_s(self) -> float:
@@ -91,7 +90,6 @@ class Heartbeat:
                     backoff.reset()
                     pause_s = self._interval_s
                 except (StoreError, TimeoutError) as error:
-                    self.outages += 1
                     self._metrics.loop_errors.inc(("heartbeat",))
                     log.warning(
                         "a heartbeat was lost", error=str(error) or "no answer", since_last_s=round(self.age_s, 1)

@@ -67,10 +67,6 @@ class Reaper:
         self._draining = True
         self._wake.set()
 
-    def expect(self) -> None:
-        """A deadline was set that may be the next one: look again."""
-        self._wake.set()
-
     async def run(self) -> None:
         """Sweep until drained."""
         backoff = ReconnectBackoff(self._rng)
