@@ -94,6 +94,7 @@ class _Loading:
         self._layers = layers
         self._problems = [problem for layer in layers for problem in layer.problems]
         self._sources: dict[str, Source] = {}
+        self._unread: set[str] = set()
 
     def run(self) -> LoadedSettings:
         self._settle_embedded_or_dsn()
@@ -106,7 +107,7 @@ class _Loading:
         queue: QueueSettings = build(QueueSettings, queue_values)
         values["queues",] = {name: self._queue(name, queue) for name in self._tuned_queues()}
         settings: Settings = build(Settings, values)
-        self._problems += check_settings(settings, describe=self._describe)
+        self._problems += check_settings(settings, describe=self._describe, unread=self._unread, own=self._sources)
         if self._problems:
             raise ConfigurationError(self._problems)
         return LoadedSettings(settings=settings, sources=self._sources)
@@ -123,6 +124,7 @@ class _Loading:
             values[path] = field.rule.parse(raw)
         except RefusedError as error:
             self._problems.append(f"{self._describe(key)} {error}")
+            self._unread.add(key)
 
     def _settle_embedded_or_dsn(self) -> None:
         """The stronger of the two wins; of equally strong ones neither can be guessed."""
@@ -153,6 +155,7 @@ class _Loading:
             items = name_list(raw)
         except RefusedError as error:
             self._problems.append(f"{self._describe(QUEUES)} {error}")
+            self._unread.add(QUEUES)
             return None
         if items == [NO_QUEUES]:
             return ()

@@ -270,7 +270,7 @@ class Routes(msgspec.Struct, frozen=True):
         if not isinstance(value, Mapping):
             return f"is {short(value)}: give a mapping from flusher names to lists of queues"
         for flusher, queues in value.items():
-            problem = name_problem(flusher) or ("has no queues" if not queues else None)
+            problem = name_problem(flusher) or Names().check(queues) or ("has no queues" if not queues else None)
             problem = problem or next((text for queue in queues if (text := queue_problem(queue))), None)
             if problem:
                 return f"names flusher {short(flusher)}, which {problem}"

@@ -3,6 +3,7 @@
 import pickle
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -367,6 +368,52 @@ def test_settings_made_in_python_are_judged_by_the_same_rules(settings, text):
     assert "hunter2" not in problem
     with pytest.raises(ConfigurationError):
         require_valid(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (Settings(lease=None), "lease is None: give LeaseSettings(...)"),  # type: ignore[arg-type]
+        (Settings(queue={"concurrency": 5}), "queue is {'concurrency': 5}: give QueueSettings(...)"),  # type: ignore[arg-type]
+        (Settings(queues=["a"]), "queues is ['a']: give a mapping"),  # type: ignore[arg-type]
+        (Settings(queues={"a": 5}), "queues.a is 5: give QueueSettings(...)"),  # type: ignore[dict-item]
+        (Settings(flush=FlushSettings(routes={"f": 5})), "flusher 'f', which is no list of names"),  # type: ignore[dict-item]
+        (Settings(flush=FlushSettings(routes={"f": "a"})), "flusher 'f', which is no list of names"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_value_of_the_wrong_type_is_a_problem_beside_the_others(settings, text):
+    """Nobody checks types when settings are made in Python; an AttributeError would hide every other problem."""
+    other = msgspec.structs.replace(settings, pool=PoolSettings(min=5, max=4))
+
+    assert [text in problem for problem in check_settings(settings)] == [True]
+    assert [problem.split()[0] for problem in check_settings(other)][-1] == "pool.max"
+    assert len(check_settings(other)) == 2
+
+
+def test_values_that_do_not_fit_are_reported_beside_values_that_are_wrong_by_themselves(problems):
+    """Mending the one and being told of the other at the next start is two failed starts."""
+    found = problems(
+        flags={"queues": "a,b", "lease.ttl": "5s", "lease.heartbeat": "5s", "flush.routes": "f=a"},
+        toml="[steps]\nmax_attempts = 0\n[flush]\nbatch_max = 'many'\n",
+    )
+
+    assert [problem.split()[0] for problem in found] == [
+        "flush.batch_max", "steps.max_attempts", "lease.heartbeat", "flush.routes",
+    ]  # fmt: skip
+
+
+def test_a_value_that_cannot_be_read_is_not_compared(problems):
+    """The default in its place was not meant: mending the one mistake leaves nothing to complain of."""
+    (problem,) = problems(flags={"lease.ttl": "two minutes", "lease.heartbeat": "30s"})
+
+    assert problem.startswith("lease.ttl")
+
+
+def test_what_a_queue_inherits_is_reported_where_it_stands(problems):
+    """One mistake is one problem, however many queues have it from the section for all; their own are theirs."""
+    toml = "[queue]\nconcurrency = 0\n[queues.a]\nprefetch = 1\n[queues.b]\nconcurrency = 0\n"
+
+    assert [problem.split()[0] for problem in problems(toml=toml)] == ["queue.concurrency", "queues.b.concurrency"]
 
 
 @pytest.mark.parametrize(("ttl_s", "beat_s"), [(0.3, 0.1), (30, 10), (0.003, 0.001)])
