@@ -16,6 +16,8 @@ from gendurable.model.durations import DURATION_MAX_MS, format_duration, parse_d
 from gendurable.settings.secret import Secret
 
 NAME_CHARS_MAX: Final = 128
+SCHEMA_CHARS_MAX: Final = 40
+"""The channel of its wake-ups has the name of the schema in it, and Postgres cuts names at 63 bytes."""
 ALL_QUEUES: Final = "*"
 """In a list of queues: the queues of the machines that were loaded, and ``default``."""
 NO_QUEUES: Final = "none"
@@ -31,7 +33,7 @@ _WORDS: Final = {
     "0": False,
 }
 _DSN_START: Final = re.compile(r"^postgres(?:ql)?(?:\+[a-z0-9]+)?://", re.IGNORECASE)
-_IDENTIFIER: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_IDENTIFIER: Final = re.compile(rf"[a-z_][a-z0-9_]{{0,{SCHEMA_CHARS_MAX - 1}}}")
 
 
 class RefusedError(ValueError):
@@ -206,7 +208,7 @@ class Identifier(Text, frozen=True, kw_only=True):
         """Judge one."""
         if isinstance(value, str) and _IDENTIFIER.fullmatch(value) and not value.startswith("pg_"):
             return None
-        return f"is {short(value)}: give 1 to 63 of a-z, 0-9 and _, not starting with a digit or with pg_"
+        return f"is {short(value)}: give 1 to {SCHEMA_CHARS_MAX} of a-z, 0-9 and _, not starting with a digit or with pg_"
 
 
 class Dsn(msgspec.Struct, frozen=True):

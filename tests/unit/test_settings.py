@@ -315,7 +315,7 @@ def test_a_dsn_in_the_wrong_place_is_not_shown(problems):
         ("node", "a/b"),
         ("node", "x" * 129),
         ("schema", "pg_mine"),
-        ("schema", "x" * 64),
+        ("schema", "x" * 41),
         ("schema", 'a"; drop'),
         ("log.level", "loud"),
         ("log.format", 5),
