@@ -20,8 +20,7 @@ class PokeMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def channel_of(schema: str) -> str:
-    """The channel of a schema. A schema's name has at most 40 bytes and names of queues travel in the payload, so the
-    63 bytes that Postgres allows are never reached."""
+    """The channel of a schema, never cut off: that name has at most 40 bytes, and names of queues are in the payload."""
     return f"{schema}_poke"
 
 

@@ -208,7 +208,9 @@ class Identifier(Text, frozen=True, kw_only=True):
         """Judge one."""
         if isinstance(value, str) and _IDENTIFIER.fullmatch(value) and not value.startswith("pg_"):
             return None
-        return f"is {short(value)}: give 1 to {SCHEMA_CHARS_MAX} of a-z, 0-9 and _, not starting with a digit or with pg_"
+        return (
+            f"is {short(value)}: give 1 to {SCHEMA_CHARS_MAX} of a-z, 0-9 and _, not starting with a digit or with pg_"
+        )
 
 
 class Dsn(msgspec.Struct, frozen=True):
