@@ -20,7 +20,7 @@ class PokeMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def channel_of(schema: str) -> str:
-    """The channel of a schema, never cut off: that name has at most 40 bytes, and names of queues are in the payload."""
+    """The channel of a schema, never cut off: that has at most 40 bytes, and names of queues are in the payload."""
     return f"{schema}_poke"
 
 
