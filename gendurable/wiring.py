@@ -25,6 +25,7 @@ from gendurable.runtime.picker import Picker
 from gendurable.runtime.reaper import Reaper
 from gendurable.runtime.reconciler import Reconciler
 from gendurable.runtime.service import Service
+from gendurable.runtime.suspects import SuspectPlace
 from gendurable.settings import QueueSettings, Settings, require_valid
 from gendurable.store.claims import ClaimStore
 from gendurable.store.database import ConnectOptions, Database
@@ -98,6 +99,7 @@ class _Wiring:
         self.claims = ClaimStore(self.database, boot=self.identity.boot)
         self.leases = LeaseStore(self.database, self.identity)
         self.cut: list[Claim] = []
+        self.suspects = SuspectPlace(self.rng)
         self.flushers = {name: self._flusher(name) for name in sorted(self._flusher_names())}
         self.executors = {queue: self._executor(queue, one) for queue, one in self.queues.items()}
         self.heartbeat = self._heartbeat()
@@ -166,6 +168,7 @@ class _Wiring:
             registry=self.registry,
             policy=Policy(max_attempts=steps.max_attempts, max_snoozes=steps.max_snoozes, backoff_s=self._backoff_s),
             holdings=self.holdings,
+            suspects=self.suspects,
             sink=self.flushers[str(self.settings.flush.flusher_of(queue))],
             metrics=self.metrics,
             may_start=self._may_start,

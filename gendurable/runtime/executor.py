@@ -15,8 +15,10 @@ from gendurable.model.claim import Claim
 from gendurable.model.transition import Transition, Verdict
 from gendurable.runtime.deciding import Policy
 from gendurable.runtime.holdings import Holdings
+from gendurable.runtime.left import Left
 from gendurable.runtime.picking import Pace
 from gendurable.runtime.stepping import Interruption, Run, StepCaller
+from gendurable.runtime.suspects import SUSPECT_CRASHES, SuspectPlace
 
 log = get_logger(__name__)
 
@@ -57,6 +59,7 @@ class Executor:
         registry: Registry,
         policy: Policy,
         holdings: Holdings,
+        suspects: SuspectPlace,
         sink: OutcomeSink,
         metrics: Metrics,
         may_start: Callable[[], bool],
@@ -71,6 +74,7 @@ class Executor:
             registry: Where machines are found.
             policy: Defaults for retries.
             holdings: Every claim in hand, for the heartbeat.
+            suspects: The place that all queues of this process share for rows which may kill it.
             sink: The flusher of this queue.
             metrics: What is counted.
             may_start: False while this process has missed its heartbeats for a lease: it was frozen, its rows may be
@@ -84,6 +88,7 @@ class Executor:
         self._registry = registry
         self._policy = policy
         self._holdings = holdings
+        self._suspects = suspects
         self._sink = sink
         self._metrics = metrics
         self._may_start = may_start
@@ -92,6 +97,7 @@ class Executor:
         self._on_ended = on_ended
         self._on_free: Callable[[], None] = lambda: None
         self._waiting: deque[Claim] = deque()
+        self._suspect: Claim | None = None
         self._runs: set[Run] = set()
         self._lingering_threads = 0
         self._alarm: asyncio.TimerHandle | None = None
@@ -141,28 +147,56 @@ class Executor:
     @property
     def waiting(self) -> int:
         """Claimed rows that wait for a slot."""
-        return len(self._waiting)
+        return len(self._waiting) + (self._suspect is not None)
 
     @property
     def lingering_threads(self) -> int:
         """Threads that still run although their step's outcome was decided."""
         return self._lingering_threads
 
-    def submit(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Run these rows as slots allow; return those whose machine this process does not know."""
-        unknown = []
+    def submit(self, claims: Sequence[Claim]) -> Left:
+        """Run these rows as slots allow, except a suspect, which :meth:`start_suspect` starts.
+
+        Returns:
+            Those that must be handed back. Nothing of them has run.
+        """
+        left, suspects = Left(), []
         for claim in claims:
             if self._registry.find(claim.machine, claim.version) is None:
-                unknown.append(claim)
+                left.unknown_machines.append(claim)
+            elif claim.crashes >= SUSPECT_CRASHES:
+                suspects.append(claim)
             else:
                 self._waiting.append(claim)
+        if suspects:
+            chosen, refused = self._suspects.share_out(suspects, time.monotonic())
+            left.suspects.extend(refused)
+            if chosen is not None:
+                self._suspect = chosen
         self._fill_slots()
-        return unknown
+        return left
+
+    def start_suspect(self) -> bool:
+        """Run the suspect of the last claim, if there was one; call when all that was left is handed back.
+
+        Were it started before, a crash would count for the others as well: they are this process's until then.
+        """
+        if self._suspect is None:
+            return False
+        self._waiting.appendleft(self._suspect)
+        self._suspect = None
+        self._fill_slots()
+        return True
 
     def take_back_waiting(self) -> list[Claim]:
         """Give up every row that has not started, for handing back."""
+        if self._suspect is not None:
+            self._waiting.appendleft(self._suspect)
+            self._suspect = None
         taken = list(self._waiting)
         self._waiting.clear()
+        for claim in taken:
+            self._suspects.leave(claim)
         return taken
 
     def cancel(self, instance_ids: Sequence[int]) -> None:
@@ -195,6 +229,7 @@ class Executor:
         if gone:
             for claim in gone:
                 self._waiting.remove(claim)
+                self._suspects.leave(claim)
                 self._holdings.remove(claim.id, claim.claim)
             log.warning("waiting rows went to another worker", queue=self.options.queue, rows=len(gone))
         self._slot_freed()
@@ -232,6 +267,7 @@ class Executor:
         outcome = "release" if transition is None else transition.outcome
         metrics.steps_executed.inc((claim.machine, claim.step, outcome))
         if transition is None:
+            self._suspects.leave(claim)
             self._on_release(claim)
         else:
             self.unflushed += 1
@@ -242,6 +278,8 @@ class Executor:
         def settle(transition: Transition, verdict: Verdict, due_in_s: float | None) -> None:
             self.unflushed -= 1
             self._holdings.remove(claim.id, claim.claim)
+            # Not before its outcome is durable: until then the next one's crash would count for it as well.
+            self._suspects.leave(claim)
             if verdict is Verdict.COMMITTED:
                 self._metrics.steps_committed.inc((claim.machine, claim.step, transition.outcome))
                 if due_in_s is not None:

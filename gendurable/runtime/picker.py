@@ -16,6 +16,7 @@ from gendurable.logs import get_logger
 from gendurable.metrics import Metrics
 from gendurable.model.claim import Claim
 from gendurable.runtime.holdings import Holdings
+from gendurable.runtime.left import Left
 from gendurable.runtime.picking import Appetite, Pace, prefetch_rows, room_for_claims, room_worth_a_claim
 from gendurable.runtime.scanning import ScanHint
 from gendurable.runtime.unresolved import UnresolvedMachines
@@ -28,6 +29,8 @@ log = get_logger(__name__)
 EMPTY_CLAIM_INTERVAL_S = 0.01
 """After a claim that brought nothing, pokes are gathered this long: a thousand of them cost a hundred claims."""
 SETTLE_TRIES_MAX = 10
+SUSPECT_PAUSE_S = 0.02
+"""Claim nothing for so long after a suspect has started."""
 IMPATIENCE_S = 0.02
 """With few places free, wait this long for more of them before a claim takes just those."""
 
@@ -52,8 +55,12 @@ class Slots(Protocol):
         """Claimed rows that wait for a slot."""
         ...
 
-    def submit(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Run rows; return those whose machine is unknown."""
+    def submit(self, claims: Sequence[Claim]) -> Left:
+        """Run rows; return those that must be handed back."""
+        ...
+
+    def start_suspect(self) -> bool:
+        """Run the suspect among them, if there was one."""
         ...
 
     def on_free(self, wake: Callable[[], None]) -> None:
@@ -253,11 +260,14 @@ class Picker:
         if self._draining:
             await self.hand_back(answer.claims)
             return 0
-        unknown = self._executor.submit(answer.claims)
+        left = self._executor.submit(answer.claims)
         if answer.held_keys:
             self._spawn_settling(answer.held_keys)
-        if unknown:
-            await self._hand_back_unknown(unknown)
+        if left:
+            await self._hand_back_left(left)
+        if self._executor.start_suspect():
+            # A step that kills its process mostly does so at once; meanwhile no other suspect shall be in hand.
+            self._quiet_until_s = max(self._quiet_until_s, time.monotonic() + SUSPECT_PAUSE_S)
         return len(answer.claims)
 
     async def _claim(self, rows_max: int) -> ClaimAnswer:
@@ -307,11 +317,10 @@ class Picker:
             due_at_s = now_s + max(0.0, answer.next_due_in_s)
             self._due_at_s = due_at_s if self._due_at_s is None else min(self._due_at_s, due_at_s)
 
-    async def _hand_back_unknown(self, unknown: list[Claim]) -> None:
-        """Leave rows whose machine is not known here to other processes [L16]; no attempt is spent."""
-        self._metrics.unresolved.inc((self.queue,), len(unknown))
+    async def _hand_back_left(self, left: Left) -> None:
+        """Leave rows that cannot run here to others [L16], and suspects to a later time; no attempt is spent."""
         delays_ms: list[int | None] = []
-        for claim in unknown:
+        for claim in left.unknown_machines:
             delay_ms, is_news = self._unresolved.note(claim.machine, claim.version, time.monotonic())
             delays_ms.append(delay_ms)
             if is_news:
@@ -321,7 +330,9 @@ class Picker:
                     version=claim.version,
                     queue=self.queue,
                 )
-        await self._release(unknown, delays_ms)
+        self._metrics.unresolved.inc((self.queue,), len(delays_ms))
+        delays_ms += [int(wait_s * 1000) for _, wait_s in left.suspects]
+        await self._release([*left.unknown_machines, *(claim for claim, _ in left.suspects)], delays_ms)
 
     async def hand_back(self, claims: list[Claim]) -> None:
         """Release rows as if they had not been claimed."""

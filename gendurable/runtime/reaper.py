@@ -1,7 +1,7 @@
 """Takes rows from workers that are gone, and ends waiting rows whose deadline or expiry has passed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from gendurable.backoff import ReconnectBackoff
@@ -32,7 +32,7 @@ class Reaper:
         metrics: Metrics,
         rng: Random,
         proves_dead: Callable[[int, str], bool],
-        on_runnable: Callable[[str], None],
+        on_runnable: Callable[[str, float], None],
     ) -> None:
         """Nothing is taken until :meth:`run`.
 
@@ -45,7 +45,7 @@ class Reaper:
             metrics: What is counted.
             rng: Where jitter is drawn from.
             proves_dead: Whether the process with this pid and start time, on this machine, is gone.
-            on_runnable: Told a queue that got a row back.
+            on_runnable: Told a queue that got a row back, and the seconds until that may run.
         """
         self.name = "reaper"
         self._leases = leases
@@ -102,7 +102,7 @@ class Reaper:
             rows_max=self._rows_max,
             crashes_max=self._crashes_max,
             patience_ms=self._patience_ms,
-            on_unheld=self._on_runnable,
+            on_unheld=self._unheld,
         )
         by_worker: dict[str, list[Reaped]] = {}
         for row in reaped:
@@ -116,17 +116,21 @@ class Reaper:
                 failed=[row.id for row in rows if row.status == "failed"][:10],
                 instance_ids=[row.id for row in rows][:10],
             )
-        for queue in {row.queue for row in reaped}:
-            self._on_runnable(queue)
+        for queue, due_in_s in first_due_s(reaped).items():
+            self._on_runnable(queue, due_in_s)
         return len(reaped)
 
     async def end_overdue_once(self) -> int:
         """End one batch of rows whose deadline or expiry has passed; return how many."""
-        ended = await self._leases.end_overdue(rows_max=self._rows_max, on_unheld=self._on_runnable)
+        ended = await self._leases.end_overdue(rows_max=self._rows_max, on_unheld=self._unheld)
         for instance_id, status, machine, step in ended:
             self._metrics.steps_committed.inc((machine, step, "overdue"))
             log.info("overdue row ended", instance_id=instance_id, status=status, machine=machine, step=step)
         return len(ended)
+
+    def _unheld(self, queue: str) -> None:
+        """A row of this queue got a concurrency key that was let go; it is due."""
+        self._on_runnable(queue, 0.0)
 
     async def _check_neighbours(self) -> None:
         """Let the leases of processes lapse that are proven dead [L17], so that a restart need not wait for them."""
@@ -142,3 +146,12 @@ class Reaper:
         if now_s >= self._nodes_at_s:
             self._nodes_at_s = now_s + NODE_MEMORY_S / 10
             await self._leases.sweep_nodes(silence_ms=int(NODE_MEMORY_S * 1000))
+
+
+def first_due_s(reaped: Sequence[Reaped]) -> dict[str, float]:
+    """Seconds until the first row may run, for each queue that got rows back; claims find the later ones [L25]."""
+    due_s: dict[str, float] = {}
+    for row in reaped:
+        if row.status == "runnable":
+            due_s[row.queue] = min(row.due_in_s, due_s.get(row.queue, row.due_in_s))
+    return due_s

@@ -33,7 +33,12 @@ class NodeIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reaped:
-    """One row taken from a worker that is gone."""
+    """One row taken from a worker that is gone.
+
+    Attributes:
+        crashes: Processes its step has outlived, this one included.
+        due_in_s: Seconds until it may run again; from the second crash on it waits.
+    """
 
     id: int
     queue: str
@@ -43,6 +48,7 @@ class Reaped:
     machine: str
     step: str
     crashes: int
+    due_in_s: float
 
 
 class LeaseStore:
@@ -132,6 +138,7 @@ class LeaseStore:
                     machine=row["fsm"],
                     step=row["step"],
                     crashes=row["crashes"],
+                    due_in_s=row["due_in_ms"] / 1000,
                 )
                 for row in rows
             ]

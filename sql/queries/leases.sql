@@ -50,6 +50,9 @@ returning g.id, g.cancel_reason is not null as is_cancelled;
 -- A row is taken when its lease and its worker's have both lapsed, or its own lapsed $3 ago [L2]. Rows locked elsewhere are
 -- skipped: their owner is committing, or a caller is. The claim rises, so that a late outcome is known to be late.
 -- Index gen_durable_lease; locks in the order of the leases but never waits, so the order cannot deadlock.
+-- Everything a process held counts its crash, so the rows beside a poisonous one are suspects like it. From the second crash
+-- on they are spread over a growing time, so that what was held together is not claimed together again; the first crash is
+-- most often the process's own and costs no time.
 -- A scope that leaves out a live status cannot be written; should one be there, its key may belong to another row by now,
 -- so the row loses it here instead of making every sweep fail on it [L23].
 with expired as materialized (
@@ -78,6 +81,10 @@ set
     end::gendurable.durable_status,
     claim = g.claim + 1,
     crashes = g.crashes + 1,
+    eligible_at = case
+        when g.crashes = 0 or e.is_poison or e.is_cancelled then g.eligible_at
+        else now() + random() * least(2 ^ (g.crashes + 1), 60) * interval '1 second'
+    end,
     correlation_scope = case
         when g.correlation_scope = '{}' or g.correlation_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'
             then g.correlation_scope
@@ -101,7 +108,9 @@ set
     finished_at = case when e.is_cancelled or e.is_poison then now() end
 from expired as e
 where g.id = e.id
-returning g.id, g.queue, g.status::text as status, g.concurrency_key, e.locked_by, g.fsm, g.step, g.crashes;
+returning
+    g.id, g.queue, g.status::text as status, g.concurrency_key, e.locked_by, g.fsm, g.step, g.crashes,
+    date_part('epoch', greatest(g.eligible_at - now(), interval '0')) * 1000 as due_in_ms;
 
 -- name: expire_boot_leases
 -- Let the leases of worker $1, which is proven dead, lapse now, so that the next sweep takes its rows [L17].

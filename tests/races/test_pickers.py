@@ -8,6 +8,7 @@ import pytest
 
 from gendurable.metrics import Metrics
 from gendurable.runtime.holdings import Holdings
+from gendurable.runtime.left import Left
 from gendurable.runtime.picker import Picker
 from gendurable.runtime.picking import Pace
 from gendurable.settings import QueueSettings
@@ -44,7 +45,10 @@ class Slots:
             task = asyncio.get_running_loop().create_task(self.end(claims))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
-        return []
+        return Left()
+
+    def start_suspect(self):
+        return False
 
     async def end(self, claims):
         await self.one.outcomes.commit(sorted((done(row.id, row.claim) for row in claims), key=lambda entry: entry.id))

@@ -7,16 +7,15 @@ import sys
 import time
 
 import gendurable as gd
-from tests.runtime.running import ids_of, row_of, soon
+from tests.runtime.running import count_rows, ids_of, row_of, soon
 from tests.runtime.worker_script import hold, poison, quick
 
 
 @contextlib.asynccontextmanager
-async def worker(dsn: str, *, ttl_s: float, may_die: bool = False):
+async def worker(dsn: str, *, ttl_s: float, may_die: bool = False, slots: int = 10):
     """A worker process, ready unless it may die before that, and killed at the end."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.runtime.worker_script", dsn, str(ttl_s), stdout=asyncio.subprocess.PIPE
-    )
+    arguments = ["-m", "tests.runtime.worker_script", dsn, str(ttl_s), str(slots)]
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
     try:
         assert may_die or await read_line(process) == "ready"
         yield process
@@ -110,3 +109,29 @@ async def test_a_step_that_kills_its_process_fails_after_max_crashes(dsn):
     assert (read.status, read.crashes, read.attempt) == ("failed", 3, 0)
     assert "max_crashes is 3" in read.last_error
     assert [error.kind for error in read.errors] == ["crash"] * 3
+
+
+async def test_a_poisonous_row_fails_alone_and_everything_beside_it_is_done(dsn, connection):
+    """E21: a crash counts for everything the process held, 100 innocent rows here, and one crash more would fail them.
+
+    From the second crash on they run one at a time, so that only the culprit is there when it strikes again.
+    """
+    async with gd.Client(dsn) as client:
+        requests = [quick.with_args() for _ in range(100)]
+        ids = ids_of(await client.insert_many([*requests[:50], poison.with_args(), *requests[50:]]))
+        deaths = 0
+        while await count_rows(connection, "finished_at is null"):
+            async with worker(dsn, ttl_s=1, may_die=True, slots=200) as process:
+                ended = asyncio.ensure_future(process.wait())
+                while not ended.done() and await count_rows(connection, "finished_at is null"):
+                    await asyncio.wait([ended], timeout=0.05)
+                deaths += ended.done()
+                ended.cancel()
+            assert deaths <= 3
+        culprit = await client.get(ids[50])
+        rows = [await row_of(connection, instance_id) for instance_id in ids]
+
+    assert [row["status"] for row in rows] == ["done"] * 50 + ["failed"] + ["done"] * 50
+    assert culprit.last_error == "step run was running in 3 processes that died; max_crashes is 3"
+    # Had the neighbours never been in danger, this would prove nothing.
+    assert [row["crashes"] for row in rows] == [2] * 50 + [3] + [2] * 50

@@ -1,4 +1,4 @@
-"""A worker in a process of its own, for tests that kill it: ``python -m tests.runtime.worker_script DSN TTL_S``."""
+"""A worker process for tests that kill it: ``python -m tests.runtime.worker_script DSN TTL_S SLOTS``."""
 
 import asyncio
 import os
@@ -39,8 +39,15 @@ async def poison(_ctx: gd.Context) -> None:
 
 async def main() -> None:
     """Work until killed."""
-    dsn, ttl_s = sys.argv[1], float(sys.argv[2])
-    settings = settings_for(dsn, ttl_s=ttl_s, heartbeat_s=ttl_s / 10, node="same", steps=StepSettings(max_crashes=3))
+    dsn, ttl_s, slots = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    settings = settings_for(
+        dsn,
+        concurrency=slots,
+        ttl_s=ttl_s,
+        heartbeat_s=ttl_s / 10,
+        node="same",
+        steps=StepSettings(max_crashes=3),
+    )
     engine = build_engine(settings, gd.Registry([hold, quick, poison]))
     async with engine.running():
         say("ready")

@@ -316,3 +316,23 @@ async def test_the_queue_of_a_row_that_gets_a_freed_key_is_named_after_an_overdu
     await me.leases.end_overdue(rows_max=10, on_unheld=told.append)
 
     assert told == ["b"]
+
+
+async def test_rows_that_crashed_together_come_apart_from_the_second_crash_on(connection, me):
+    """E21: a poisonous step must not take its neighbours to the last crash with it; the first crash costs no time."""
+    first = await add_executing(connection, boot="gone", lease_expires_at=LAPSED)
+    again = [await add_executing(connection, boot="gone", lease_expires_at=LAPSED, crashes=2) for _ in range(20)]
+    last = await add_executing(connection, boot="gone", lease_expires_at=LAPSED, crashes=4)
+    before = [(await stored(connection, row_id))["eligible_at"] for row_id in (first, last)]
+
+    due_in_s = {row.id: row.due_in_s for row in await reap(me)}
+
+    assert [(await stored(connection, row_id))["eligible_at"] for row_id in (first, last)] == before
+    assert due_in_s[first] == 0
+    waits_s = [due_in_s[row_id] for row_id in again]
+    assert len(set(waits_s)) == 20
+    assert max(waits_s) <= 8
+    assert max(waits_s) - min(waits_s) > 1
+    rows = [await stored(connection, row_id) for row_id in again]
+    for row, wait_s in zip(rows, waits_s, strict=True):
+        assert (row["eligible_at"] - row["updated_at"]).total_seconds() == pytest.approx(wait_s, abs=0.01)
