@@ -1,6 +1,5 @@
 """Deletes instances whose retention has passed, in small batches, at a slow pace."""
 
-import datetime as dt
 from random import Random
 
 from gendurable.backoff import jittered_s
@@ -9,7 +8,7 @@ from gendurable.logs import get_logger
 from gendurable.metrics import Metrics
 from gendurable.runtime.wake import Wake
 from gendurable.settings import CollectorSettings
-from gendurable.store.retention import RetentionStore
+from gendurable.store.retention import Reached, RetentionStore
 
 log = get_logger(__name__)
 
@@ -45,10 +44,13 @@ class Collector:
                 log.warning("a collection was lost", error=str(error))
 
     async def collect_once(self) -> int:
-        """One pass over everything that ended; return how many rows were deleted."""
+        """One pass over everything that ended; return how many rows were deleted.
+
+        Each row is looked at once, spared or not: one that somebody else has locked waits for the next pass.
+        """
         settings = self._settings
         deleted = 0
-        after: dt.datetime | None = None
+        after: Reached | None = None
         for _ in range(BATCHES_MAX):
             if self._draining:
                 break
@@ -63,7 +65,5 @@ class Collector:
             self._metrics.collected.inc((), batch.deleted)
             if batch.seen < settings.batch_max:
                 break
-            # A full batch that deleted nothing is all spared rows: go on behind it. After a deletion the same place
-            # is looked at again, because rows that ended in one commit share one time, on both sides of the cut.
-            after = batch.reached if batch.deleted == 0 else after
+            after = batch.reached
         return deleted

@@ -2,8 +2,14 @@
 
 import datetime as dt
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gendurable.store.database import Database
+
+Reached: TypeAlias = tuple[dt.datetime, int]
+"""The end time and the id of a row that ended: a place in the order in which they are looked at."""
+
+_BEGINNING: Reached = (dt.datetime(1, 1, 1, tzinfo=dt.UTC), 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,7 +18,7 @@ class Collected:
 
     deleted: int
     seen: int
-    reached: dt.datetime | None
+    reached: Reached | None
 
 
 class RetentionStore:
@@ -23,7 +29,7 @@ class RetentionStore:
         self._db = database
 
     async def collect_finished(
-        self, *, done_ms: int, cancelled_ms: int, failed_ms: int, rows_max: int, after: dt.datetime | None
+        self, *, done_ms: int, cancelled_ms: int, failed_ms: int, rows_max: int, after: Reached | None
     ) -> Collected:
         """Delete up to ``rows_max`` rows that ended longer ago than their retention.
 
@@ -32,7 +38,7 @@ class RetentionStore:
             cancelled_ms: Of cancelled rows.
             failed_ms: Of failed rows.
             rows_max: Rows looked at, at most.
-            after: Look only at rows that ended after this; None from the beginning.
+            after: Go on behind this row, with one that ended later or at the same time; None from the beginning.
 
         Raises:
             StoreUnavailableError: Nothing, or the whole batch, was deleted.
@@ -43,7 +49,8 @@ class RetentionStore:
             cancelled_ms,
             failed_ms,
             rows_max,
-            after or dt.datetime(1, 1, 1, tzinfo=dt.UTC),
+            *(after or _BEGINNING),
         )
         assert row is not None
-        return Collected(deleted=row["deleted"], seen=row["seen"], reached=row["reached"])
+        reached = None if row["reached_id"] is None else (row["reached_at"], row["reached_id"])
+        return Collected(deleted=row["deleted"], seen=row["seen"], reached=reached)

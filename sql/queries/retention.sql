@@ -1,17 +1,26 @@
 -- name: collect_finished
 -- Delete up to $4 instances that ended longer ago than their retention.
 -- $1 $2 $3 retention of done, cancelled and failed rows, milliseconds, bigint   $4 rows at most, int
--- $5 where to go on: finished_at timestamptz of the last row looked at; -infinity at the start of a pass
--- Index gen_durable_gc. Locks for update, not for no key update: the weaker lock would let DELETE wait for a caller's key
--- share [L8]. Spares terminal children of live parents, parents with live children, and keys still reserved.
+-- $5 $6 where to go on, exclusive: finished_at timestamptz and id bigint of the last row looked at; -infinity and 0 at the
+--    start of a pass. The id belongs in it, because rows that end in one commit share one time.
+-- Index gen_durable_gc, walked in its order; only rows of one time are sorted, by id. How old a row must be stands outside of
+-- the walk: as a second bound on finished_at it makes an unknown table look as if next to nothing were within the bounds,
+-- and everything that ever ended is read and sorted for each batch (tried: 300,000 rows, 157 ms against 0.5).
+-- Locks for update, not for no key update: the weaker lock would let DELETE wait for a caller's key share [L8]. Spares
+-- terminal children of live parents, parents with live children, and keys still reserved.
 -- The lock looks at the time again: a row that was retried and has ended anew since the snapshot is a young one.
-with ended as materialized (
+with page as materialized (
     select g.id, g.finished_at, g.parent_id, g.status, g.unique_until
     from gendurable.gen_durable as g
-    where g.finished_at <= now() - least($1::bigint, $2::bigint, $3::bigint) * interval '1 millisecond'
-        and g.finished_at > $5::timestamptz
-    order by g.finished_at
+    where g.finished_at is not null
+        and (g.finished_at, g.id) > ($5::timestamptz, $6::bigint)
+    order by g.finished_at, g.id
     limit $4::int
+),
+ended as materialized (
+    select p.id, p.finished_at, p.parent_id, p.status, p.unique_until
+    from page as p
+    where p.finished_at <= now() - least($1::bigint, $2::bigint, $3::bigint) * interval '1 millisecond'
 ),
 doomed as materialized (
     select g.id
@@ -25,18 +34,21 @@ doomed as materialized (
                 else $3::bigint
             end * interval '1 millisecond'
             and (e.unique_until is null or e.unique_until <= now())
-            and not exists (
-                select
+            -- The limits keep these two probes per row; without them a plan may read every live row to join it.
+            and (
+                select true
                 from gendurable.gen_durable as p
                 where p.id = e.parent_id
                     and p.finished_at is null
-            )
-            and not exists (
-                select
+                limit 1
+            ) is null
+            and (
+                select true
                 from gendurable.gen_durable as c
                 where c.parent_id = e.id
                     and c.finished_at is null
-            )
+                limit 1
+            ) is null
     ))
         and g.finished_at <= now() - least($1::bigint, $2::bigint, $3::bigint) * interval '1 millisecond'
     order by g.id
@@ -50,4 +62,9 @@ deleted as (
 select
     (select count(*) from deleted)::int as deleted,
     (select count(*) from ended)::int as seen,
-    (select max(e.finished_at) from ended as e) as reached;
+    last.finished_at as reached_at,
+    last.id as reached_id
+from (select) as always
+left join (
+    select e.finished_at, e.id from ended as e order by e.finished_at desc, e.id desc limit 1
+) as last on true;

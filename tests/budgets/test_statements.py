@@ -22,7 +22,7 @@ async def me(dsn):
         await one.claims.release_claims([await a_claim(one)], delays_ms=[None])
         await one.outcomes.commit([goes_on(0)])
         await InsertStore(one.database).insert_rows([COMMON], [NewRow(common=1, state="{}", **NO_KEY)])
-        await one.database.fetch("collect_finished", 0, 0, 0, 1, None)
+        await one.database.fetch("collect_finished", 0, 0, 0, 1, None, 0)
         async with one.database.connection() as session:
             await session.execute(f"delete from {TABLE}")
         yield one

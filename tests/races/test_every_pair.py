@@ -96,7 +96,7 @@ ARGUMENTS = {
     "expire_boot_leases": lambda _: ("me", 10),
     "end_overdue": lambda _: (10,),
     "unhold_keys": lambda _: (["k"],),
-    "collect_finished": lambda _: (DAY_MS, DAY_MS, DAY_MS, 10, dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
+    "collect_finished": lambda _: (DAY_MS, DAY_MS, DAY_MS, 10, dt.datetime(1, 1, 1, tzinfo=dt.UTC), 0),
     "cancel_instance": lambda row: (row, None, "not wanted"),
     "retry_instance": lambda row: (row,),
 }

@@ -91,7 +91,7 @@ async def test_a_pass_goes_on_where_a_batch_ended(connection, retention):
 async def test_a_row_that_ran_again_meanwhile_is_not_deleted(connection, dsn):
     """L8: retried and done between the snapshot and the lock, it has ended just now, and somebody will ask for it."""
     row_id = await add_row(connection, status="='failed'", finished_at="=now() - interval '40 days'")
-    arguments = (DAY_MS, DAY_MS, DAY_MS, 10, dt.datetime(1, 1, 1, tzinfo=dt.UTC))
+    arguments = (DAY_MS, DAY_MS, DAY_MS, 10, dt.datetime(1, 1, 1, tzinfo=dt.UTC), 0)
 
     async with connected(dsn, 2) as (collector, other):
         async with closed_gate(connection):
