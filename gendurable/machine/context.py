@@ -57,7 +57,7 @@ class Context(Generic[StateT]):
 
     @property
     def crashes(self) -> int:
-        """How many processes died while they held this instance."""
+        """How many processes died while this step was theirs: 0 when it starts for the first time."""
         return self._claim.crashes
 
     @property

@@ -19,7 +19,7 @@ class Claim(msgspec.Struct):
         step: The step to run.
         state: Stored state, JSON text, not yet decoded.
         attempt: Failures of this step so far.
-        crashes: Processes this row has outlived.
+        crashes: Processes this step has outlived so far.
         snoozes: Snoozes of this step in a row so far.
         claim: The fence; every write of this worker about the row carries it.
         priority: Lower runs first.

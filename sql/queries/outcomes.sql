@@ -83,6 +83,7 @@ set
     step = coalesce(mine.next_step, g.step),
     state = coalesce(mine.state::jsonb, g.state),
     attempt = mine.attempt,
+    crashes = case when mine.next_step is null then g.crashes else 0 end,
     snoozes = mine.snoozes,
     eligible_at = case when mine.status = 'runnable' then coalesce(mine.eligible_at, g.eligible_at) else g.eligible_at end,
     result = case when mine.status = 'done' then coalesce(mine.result, '{}')::jsonb end,

@@ -102,6 +102,7 @@ class Model:
         if outcome == "cancel" and row.cancel_reason is None:
             row.cancel_reason = "its step"
         row.attempt = {"next": 0, "move": 0, "retry": row.attempt + 1}.get(outcome, row.attempt)
+        row.crashes = {"next": 0, "move": 0}.get(outcome, row.crashes)
         row.snoozes = {"next": 0, "move": 0, "snooze": row.snoozes + 1}.get(outcome, row.snoozes)
         if row.status == "runnable" and outcome in {"next", "retry", "move"}:
             row.due = (1, next(self.tick))
@@ -399,6 +400,11 @@ def test_any_history_leaves_the_table_as_the_model_says(stage):
 MUTATIONS = {
     "an outcome without the claim in its guard": ("commit_outcomes", "and g.claim = t.claim", ""),
     "a reap that leaves the claim as it was": ("reap_expired", "claim = g.claim + 1,", ""),
+    "a crash that a new step inherits": (
+        "commit_outcomes",
+        "when mine.next_step is null then g.crashes else 0",
+        "when true then g.crashes",
+    ),
     "a first crash that makes the row wait": ("reap_expired", "when g.crashes = 0 or", "when"),
     "a cancel that an outcome overrides": (
         "commit_outcomes",
