@@ -20,14 +20,18 @@ async def plan_of(
     *,
     is_generic: bool,
     text: str | None = None,
+    runs: int = AUTO_RUNS,
 ) -> dict[str, Any]:
-    """The executed plan of a prepared statement: forced generic, or what Postgres has settled on after nine runs."""
+    """The executed plan of a prepared statement: forced generic, or what Postgres has settled on after nine runs.
+
+    After none it is the plan for these very arguments, which a connection makes at first, and always without a cache.
+    """
     await connection.execute(f"prepare measured as {text or text_of(name)}")
     values = ", ".join(map(literal, arguments))
     call = f"execute measured({values})" if values else "execute measured"
     try:
         await connection.execute(f"set plan_cache_mode = {'force_generic_plan' if is_generic else 'auto'}")
-        for _ in range(0 if is_generic else AUTO_RUNS):
+        for _ in range(0 if is_generic else runs):
             await connection.execute(f"begin; {call}; rollback")
         transaction = connection.transaction()
         await transaction.start()
