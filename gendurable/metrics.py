@@ -162,7 +162,9 @@ class Metrics:
         self.reaped = Counter("gendurable_reaped", "Rows taken from workers that are gone.", ("queue",))
         self.contended = Counter("gendurable_contended", "Races lost to another transaction.", ("constraint",))
         self.unresolved = Counter(
-            "gendurable_unresolved", "Rows handed back because this process does not know their machine.", ("queue",)
+            "gendurable_unresolved",
+            "Rows handed back because this process does not know their machine or step.",
+            ("queue",),
         )
         self.collected = Counter("gendurable_collected", "Rows deleted after their retention.")
         self.notifications = Counter("gendurable_notifications", "Notifications sent and received.", ("direction",))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gendurable.errors import InvalidValueError, MissingOutcomeError, UnknownStepError
+from gendurable.errors import InvalidValueError, MissingOutcomeError, StateDecodeError, UnknownStepError
 from gendurable.machine.contract import Definition
 from gendurable.model.claim import Claim
 from gendurable.model.codec import decode_json, encode_json, encode_object
@@ -46,7 +46,14 @@ def storable(text: str) -> str:
 
 
 def default_outcome(error: Exception, claim: Claim, definition: Definition, policy: Policy) -> Outcome:
-    """What happens to an error nobody handles: again after the backoff while attempts are left, else the end."""
+    """What happens to an error nobody handles: again after the backoff while attempts are left, else the end.
+
+    A state that does not fit its type, and a step that does not exist, are the same in every attempt: retrying them
+    twenty times would only hide for a day that somebody has to act. The instance keeps its state and can be retried
+    when the code is mended.
+    """
+    if isinstance(error, StateDecodeError | UnknownStepError):
+        return Stop(error_text(error))
     allowed = definition.max_attempts or policy.max_attempts
     if claim.attempt + 1 < allowed:
         return Retry()

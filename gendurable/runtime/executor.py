@@ -17,7 +17,7 @@ from gendurable.runtime.deciding import Policy
 from gendurable.runtime.holdings import Holdings
 from gendurable.runtime.left import Left
 from gendurable.runtime.picking import Pace
-from gendurable.runtime.stepping import Interruption, Run, StepCaller
+from gendurable.runtime.stepping import Interruption, Run, StepCaller, knows_step
 from gendurable.runtime.suspects import SUSPECT_CRASHES, SuspectPlace
 
 log = get_logger(__name__)
@@ -162,8 +162,11 @@ class Executor:
         """
         left, suspects = Left(), []
         for claim in claims:
-            if self._registry.find(claim.machine, claim.version) is None:
+            definition = self._registry.find(claim.machine, claim.version)
+            if definition is None:
                 left.unknown_machines.append(claim)
+            elif not knows_step(definition, claim.step):
+                left.unknown_steps.append(claim)
             elif claim.crashes >= SUSPECT_CRASHES:
                 suspects.append(claim)
             else:

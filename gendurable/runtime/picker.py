@@ -319,20 +319,24 @@ class Picker:
 
     async def _hand_back_left(self, left: Left) -> None:
         """Leave rows that cannot run here to others [L16], and suspects to a later time; no attempt is spent."""
+        unknown = [(claim, None) for claim in left.unknown_machines] + [(one, one.step) for one in left.unknown_steps]
         delays_ms: list[int | None] = []
-        for claim in left.unknown_machines:
-            delay_ms, is_news = self._unresolved.note(claim.machine, claim.version, time.monotonic())
+        for claim, step in unknown:
+            delay_ms, is_news = self._unresolved.note(claim.machine, claim.version, time.monotonic(), step=step)
             delays_ms.append(delay_ms)
             if is_news:
                 log.warning(
-                    "this process does not know a machine, leaving its rows to others",
+                    "this process does not know what a row needs, leaving such rows to others",
+                    unknown="machine" if step is None else "step",
                     machine=claim.machine,
                     version=claim.version,
+                    step=claim.step,
                     queue=self.queue,
                 )
-        self._metrics.unresolved.inc((self.queue,), len(delays_ms))
+        self._metrics.unresolved.inc((self.queue,), len(unknown))
         delays_ms += [int(wait_s * 1000) for _, wait_s in left.suspects]
-        await self._release([*left.unknown_machines, *(claim for claim, _ in left.suspects)], delays_ms)
+        claims = [claim for claim, _ in unknown] + [claim for claim, _ in left.suspects]
+        await self._release(claims, delays_ms)
 
     async def hand_back(self, claims: list[Claim]) -> None:
         """Release rows as if they had not been claimed."""

@@ -42,13 +42,18 @@ class Interruption(IntEnum):
     CUT = 3
 
 
+def knows_step(definition: Definition, step: str) -> bool:
+    """Whether rows at this step can run here; a row inserted without the machine's code stands at ``JOB_STEP``."""
+    return step in definition.steps or step == JOB_STEP
+
+
 class Run:
     """One run of one step.
 
     Attributes:
         claim: The row.
         definition: Its machine.
-        step: The step that runs; None when the machine does not have it.
+        step: The step that runs.
         timeout_s: Seconds it may run.
         deadline_s: Local monotonic time at which it has run too long.
         interruption: Why it was interrupted, if it was.
@@ -58,14 +63,14 @@ class Run:
     __slots__ = ("claim", "deadline_s", "definition", "interruption", "started_s", "step", "task", "timeout_s")
 
     def __init__(self, claim: Claim, definition: Definition, *, timeout_s: float, now_s: float) -> None:
-        """Start the clock."""
+        """Start the clock; the step is known, see :func:`knows_step`."""
         if claim.step == JOB_STEP and JOB_STEP not in definition.steps:
             # Inserted without the machine's code, by SQL or from the command line, where only its name was known.
             claim.step = definition.initial
         self.claim = claim
         self.definition = definition
-        self.step: StepDefinition | None = definition.steps.get(claim.step)
-        if self.step is not None and self.step.timeout_s is not None:
+        self.step: StepDefinition = definition.steps[claim.step]
+        if self.step.timeout_s is not None:
             timeout_s = self.step.timeout_s
         if claim.deadline_in_ms is not None:
             # Counted from the claim: the row may have waited here for a slot.
@@ -151,9 +156,6 @@ class StepCaller:
         run = ctx._run  # noqa: SLF001 - the engine put it there; users have no use for it
         assert isinstance(run, Run)
         step = run.step
-        if step is None:
-            known = ", ".join(run.definition.steps)
-            raise StateDecodeError(f"{run.definition.name} has no step {run.claim.step!r} any more; it has {known}")
         if step.is_async:
             return step.call(ctx)  # type: ignore[no-any-return]
         return self._call_in_thread(step, ctx)

@@ -13,7 +13,7 @@ import gendurable as gd
 from gendurable.errors import InstanceFailedError, StateDecodeError, StepTimeoutError
 from gendurable.logs import step_context
 from gendurable.settings import StepSettings
-from tests.runtime.running import SOON_S, running, soon, until, until_row
+from tests.runtime.running import FAR_S, SOON_S, running, soon, until, until_row
 
 
 class CountState(gd.State):
@@ -162,9 +162,9 @@ async def test_a_stored_state_that_no_longer_decodes_goes_to_the_handler(dsn, co
     assert seen == [StateDecodeError, None]
 
 
-async def test_a_stored_state_that_no_longer_decodes_fails_by_default_and_never_loops(dsn, connection):
-    """E27: with fresh attempts each time it would run for ever."""
-    async with running(dsn, Count, steps=StepSettings(max_attempts=3)) as engine:
+async def test_a_stored_state_that_no_longer_decodes_fails_at_once_and_never_loops(dsn, connection):
+    """E27: it will not fit in the twentieth attempt either; meanwhile nobody would know that somebody has to act."""
+    async with running(dsn, Count, backoff_base_s=FAR_S) as engine:
         answer = await engine.client.insert(Count.with_state(), delay=3600)
         await connection.execute(
             """update gendurable.gen_durable set state = '{"count": []}', eligible_at = now() where id = $1""",
@@ -173,22 +173,25 @@ async def test_a_stored_state_that_no_longer_decodes_fails_by_default_and_never_
         engine.parts.hub.poke("default")
         read = await engine.client.wait(answer.id, timeout=10)
 
-    assert read.status == "failed"
-    assert read.attempt <= 2
+    assert (read.status, read.attempt, read.state) == ("failed", 0, {"count": []})
     assert "StateDecodeError" in read.last_error
     assert "$.count" in read.last_error
 
 
-async def test_a_step_that_is_gone_goes_to_the_handler(dsn, connection):
-    """Code was rolled back under a running instance; it must neither loop nor vanish."""
-    async with running(dsn, Count, steps=StepSettings(max_attempts=1)) as engine:
-        answer = await engine.client.insert(Count.with_state(), delay=3600)
-        await connection.execute("update gendurable.gen_durable set step = 'gone', eligible_at = now()")
-        engine.parts.hub.poke("default")
+async def test_a_step_answered_that_does_not_exist_fails_at_once(dsn):
+    """E28: a bug of the code, which is there in every attempt."""
+
+    class Lost(gd.Machine[dict]):
+        @gd.step
+        async def only(self, _ctx: gd.Context[dict]) -> gd.Outcome:
+            return gd.Next("else" + "where")
+
+    async with running(dsn, Lost, backoff_base_s=FAR_S) as engine:
+        answer = await engine.client.insert(Lost.with_state())
         read = await engine.client.wait(answer.id, timeout=10)
 
-    assert read.status == "failed"
-    assert "no step 'gone' any more; it has start, loop" in read.last_error
+    assert (read.status, read.attempt) == ("failed", 0)
+    assert "Lost has no step 'elsewhere'; it has only" in read.last_error
 
 
 @pytest.mark.parametrize(

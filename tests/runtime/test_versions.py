@@ -1,7 +1,7 @@
 """Versions of one machine side by side, and what each keeps of the other's state."""
 
 import gendurable as gd
-from tests.runtime.running import running, soon, until, until_row
+from tests.runtime.running import ids_of, running, soon, until, until_row
 
 
 class OldState(gd.State):
@@ -92,6 +92,45 @@ async def test_a_plain_dict_state_is_replaced_as_a_whole(dsn):
         answer = await engine.client.insert(Loose.with_state({"a": 1}))
         await engine.client.result(answer.id, timeout=10)
         assert (await engine.client.get(answer.id)).state == {"b": 2}
+
+
+async def test_during_a_deploy_a_step_that_only_the_newer_code_has_is_left_to_it(dsn, connection):
+    """L16, E27: the older code must neither fail the row nor ask its handler, which cannot know what the step means.
+
+    Rows of the same machine at steps it does have, it goes on running.
+    """
+    handled: list[object] = []
+
+    class Before(gd.Machine[dict], name="Order"):
+        @gd.step
+        async def price(self, ctx: gd.Context[dict]) -> gd.Outcome:
+            return gd.Done({"by": "before", **ctx.state})
+
+        def handle(self, error: Exception, _ctx: gd.Context[dict]) -> gd.Outcome:
+            handled.append(error)
+            return gd.Stop("the older code's idea")
+
+    class After(gd.Machine[dict], name="Order"):
+        @gd.step
+        async def price(self, _ctx: gd.Context[dict]) -> gd.Outcome:
+            return gd.Next(self.check)
+
+        @gd.step
+        async def check(self, ctx: gd.Context[dict]) -> gd.Outcome:
+            return gd.Done({"by": "after", **ctx.state})
+
+    async with running(dsn, Before) as before:
+        ids = ids_of(await before.client.insert_many([After.with_state({"n": n}) for n in range(5)], step="check"))
+        await until(lambda: before.metrics.unresolved.total() >= 5)
+        rows = [await until_row(connection, instance_id, status="runnable") for instance_id in ids]
+        assert {(row["step"], row["attempt"], row["crashes"], row["errors"]) for row in rows} == {("check", 0, 0, None)}
+        other = await before.client.insert(Before.with_state({"n": 7}))
+        assert await soon(before.client.result(other.id)) == {"by": "before", "n": 7}
+        async with running(dsn, After) as after:
+            for n, instance_id in enumerate(ids):
+                assert await soon(after.client.result(instance_id)) == {"by": "after", "n": n}
+
+    assert handled == []
 
 
 async def test_a_version_nobody_has_waits_without_spending_anything(dsn, connection):

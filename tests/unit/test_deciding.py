@@ -5,7 +5,7 @@ import datetime as dt
 import pytest
 
 import gendurable as gd
-from gendurable.errors import InvalidValueError, MissingOutcomeError, UnknownStepError
+from gendurable.errors import InvalidValueError, MissingOutcomeError, StateDecodeError, UnknownStepError
 from gendurable.model.claim import Claim
 from gendurable.runtime.deciding import (
     ERROR_CHARS_MAX,
@@ -157,6 +157,15 @@ def test_the_default_policy_retries_while_attempts_are_left(attempt, kind):
     """E29: max_attempts 3 are three runs: attempts 0, 1 and 2."""
     assert isinstance(default_outcome(ValueError(), claim(attempt=attempt), Walk.definition, POLICY), kind)
     assert isinstance(default_outcome(ValueError(), claim(), job.definition, POLICY), gd.Stop)
+
+
+@pytest.mark.parametrize("error", [StateDecodeError("does not fit"), UnknownStepError("Walk", "gone", ["start"])])
+def test_what_no_retry_can_mend_ends_at_once(error):
+    """E27: the same in every attempt, so it never loops; the reason says what somebody has to mend."""
+    outcome = default_outcome(error, claim(attempt=0), Walk.definition, POLICY)
+
+    assert isinstance(outcome, gd.Stop)
+    assert str(error) in outcome.reason
 
 
 def test_answers_are_outcomes_for_machines_and_results_for_jobs():

@@ -40,3 +40,15 @@ def test_one_event_for_each_pair_and_minute():
 
     assert [n for n, is_news in enumerate(news) if is_news] == [0, 60, 120]
     assert unresolved.note("Pay", 3, 100.0)[1]
+
+
+def test_an_unknown_step_is_noted_apart_and_its_machine_is_not_skipped():
+    """During a deploy the older workers still run its other steps; skipping it would leave all of them to the newer."""
+    unresolved = UnresolvedMachines(Random(1))
+    first_ms, is_news = unresolved.note("Pay", 2, 100.0, step="new")
+
+    assert (is_news, unresolved.pairs(100.0)) == (True, [])
+    assert unresolved.note("Pay", 2, 101.0, step="new")[0] > first_ms
+    assert unresolved.note("Pay", 2, 101.0, step="newer")[1]
+    assert unresolved.note("Pay", 2, 101.0)[1]
+    assert unresolved.pairs(101.0) == ["Pay@2"]
