@@ -9,6 +9,9 @@ from gendurable.model.codec import decode_json
 from gendurable.model.instance import Instance, RecordedError, Status
 from gendurable.store.database import Connection, Database, Row
 
+RESOLVE_TRIES_MAX = 3
+"""A key that changes hands faster than this is not going to be caught; the caller is told of the last row."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
@@ -85,7 +88,27 @@ class InstanceStore:
     async def cancel(
         self, *, instance_id: int | None, key: str | None, reason: str, connection: Connection | None = None
     ) -> Found | None:
-        """Cancel an instance, or mark an executing one; None when there is none."""
+        """Cancel an instance, or mark an executing one; None when there is none.
+
+        A key is resolved before its row is locked. When the row ended under the lock, the key may be another row's by
+        now, and that is the one the caller means [L6]:
+
+            caller:  key -> row 1 ... waits for its lock ............ has it: row 1 has ended
+            other:         row 1 ends, row 2 takes the key, commits
+        """
+        found = await self._cancel_once(instance_id=instance_id, key=key, reason=reason, connection=connection)
+        for _ in range(RESOLVE_TRIES_MAX - 1):
+            if instance_id is not None or found is None or not found.status.is_terminal:
+                break
+            again = await self._cancel_once(instance_id=None, key=key, reason=reason, connection=connection)
+            if again is None or again.id == found.id:
+                break
+            found = again
+        return found
+
+    async def _cancel_once(
+        self, *, instance_id: int | None, key: str | None, reason: str, connection: Connection | None
+    ) -> Found | None:
         row = await self._db.fetch_row("cancel_instance", instance_id, key, reason, connection=connection)
         if row is None:
             return None

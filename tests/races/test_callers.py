@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+import gendurable as gd
 from gendurable.errors import StoreContendedError
 from tests.races.staging import (
     LEASE_MS,
@@ -180,6 +181,42 @@ async def test_a_cancel_of_an_executing_row_waits_for_nothing_but_the_row(connec
     row = await stored(connection, row_id)
     assert (found["status"], renewed) == ("executing", {row_id: True})
     assert (row["status"], row["last_error"]) == ("cancelled", "not wanted")
+
+
+async def test_a_cancel_by_key_means_the_row_that_has_the_key_when_it_gets_the_lock(dsn):
+    """L6: the first ended and another took its key while the caller waited; that one is to be cancelled."""
+    live = "=enum_range('runnable'::gendurable.durable_status, 'awaiting_children')"
+    keyed = {"correlation_key": "order:1", "correlation_scope": live}
+    async with connected(dsn, 3) as (watcher, other, caller), gd.Client(dsn) as client:
+        first = await add_row(other, **keyed)
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(f"update {TABLE} set status = 'done', finished_at = now() where id = $1", first)
+        second = await add_row(other, **keyed)
+
+        cancelling = asyncio.ensure_future(client.cancel(key="order:1", connection=caller))
+        await until_waiting(watcher, caller, kind="any")
+        await transaction.commit()
+        answer = await soon(cancelling)
+
+        assert answer == gd.Cancelled(second)
+        assert await statuses(watcher, [first, second]) == ["done", "cancelled"]
+
+
+async def test_a_cancel_by_key_names_the_row_that_ended_when_nobody_took_the_key(dsn):
+    """L6: the key addresses nothing any more, but the caller waited for a row, and that one has ended."""
+    live = "=enum_range('runnable'::gendurable.durable_status, 'awaiting_children')"
+    async with connected(dsn, 3) as (watcher, other, caller), gd.Client(dsn) as client:
+        first = await add_row(other, correlation_key="order:1", correlation_scope=live)
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(f"update {TABLE} set status = 'done', finished_at = now() where id = $1", first)
+
+        cancelling = asyncio.ensure_future(client.cancel(key="order:1", connection=caller))
+        await until_waiting(watcher, caller, kind="any")
+        await transaction.commit()
+
+        assert await soon(cancelling) == gd.NotCancelled(first, gd.Status.DONE)
 
 
 async def test_an_uncommitted_row_is_never_claimed(dsn, me):
