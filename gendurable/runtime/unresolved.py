@@ -76,7 +76,7 @@ def _machine_delay_s(seen: _Seen) -> float:
 def _step_delay_s(unknown_for_s: float) -> float:
     """Grows with the time for which the step has been unknown, and not with each meeting.
 
-    Claims cannot skip a step, so while a deploy goes on an older worker meets its rows again and again, and each time it
-    costs the row this delay: a second in the first half minute, ten after five minutes, a minute when nobody has it.
+    Claims cannot skip a step, so while a deploy goes on an older worker meets its rows again and again. Each time costs
+    the row this delay: a second in the first half minute, ten after five minutes, a minute when nobody has it.
     """
     return min(DELAY_MAX_S, max(DELAY_FIRST_S, unknown_for_s / 30))
