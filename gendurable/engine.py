@@ -19,6 +19,7 @@ from gendurable.runtime.executor import Executor
 from gendurable.runtime.flusher import Flusher
 from gendurable.runtime.heartbeat import Heartbeat
 from gendurable.runtime.holdings import Holdings
+from gendurable.runtime.owed import Owed
 from gendurable.runtime.picker import Picker
 from gendurable.runtime.service import Service
 from gendurable.runtime.supervisor import Supervisor
@@ -29,6 +30,8 @@ from gendurable.store.leases import LeaseStore
 log = get_logger(__name__)
 
 SERVICE_STOP_S = 5.0
+OWED_STOP_S = 1.0
+"""What is owed when the time limit of a drain has passed is tried for this long, at least."""
 FLUSH_STOP_S = 30.0
 
 
@@ -54,6 +57,7 @@ class Parts:
     heartbeat: Heartbeat
     flushers: Sequence[Flusher]
     executors: Mapping[str, Executor]
+    owed: Owed
     pickers: Mapping[str, Picker]
     upkeep: Sequence[Service]
     cut: list[Claim]
@@ -69,12 +73,13 @@ class DrainReport:
     handed_back: int = 0
     cut: int = 0
     unflushed: int = 0
+    owed: int = 0
     by_queue: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_clean(self) -> bool:
-        """True when every running step came to its own end and every outcome is durable."""
-        return self.cut == 0 and self.unflushed == 0
+        """True when every running step came to its own end, every outcome is durable and nothing is left behind."""
+        return self.cut == 0 and self.unflushed == 0 and self.owed == 0
 
 
 class Engine:
@@ -181,6 +186,7 @@ class Engine:
             await stack.enter_async_context(supervisor.tier([*listeners, *parts.upkeep], stop_timeout_s=SERVICE_STOP_S))
             for queue, picker in parts.pickers.items():
                 stack.callback(parts.hub.listen(queue, picker.poke))
+            await stack.enter_async_context(supervisor.tier([parts.owed], stop_timeout_s=OWED_STOP_S))
             await stack.enter_async_context(supervisor.tier([*parts.pickers.values()], stop_timeout_s=SERVICE_STOP_S))
             self._ready.set()
             log.info("worker ready", queues=sorted(parts.pickers), boot=parts.leases.identity.boot)
@@ -198,18 +204,18 @@ class Engine:
             picker.drain()
         if self._supervisor.failure is not None:
             return
-        for queue, picker in parts.pickers.items():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(picker.wait_stopped(), SERVICE_STOP_S)
-            waiting = parts.executors[queue].take_back_waiting()
-            self.report.handed_back += len(waiting)
-            await picker.hand_back(waiting)
-        await self._wait_for_steps(parts.settings.process.drain_timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SERVICE_STOP_S):
+                await asyncio.gather(*(self._stop_claiming(queue) for queue in parts.pickers))
+        deadline_s = started_s + parts.settings.process.drain_timeout_s
+        await self._wait_for_steps(max(0.0, deadline_s - time.monotonic()))
         await self._flush_all()
+        await self._settle_owed(max(OWED_STOP_S, deadline_s - time.monotonic()))
         self.report.seconds = time.monotonic() - started_s
         self.report.by_queue = {queue: executor.finished_total for queue, executor in parts.executors.items()}
         self.report.finished = sum(self.report.by_queue.values())
         self.report.unflushed = sum(flusher.backlog for flusher in parts.flushers)
+        self.report.owed = len(parts.owed)
         log.info(
             "worker drained",
             seconds=round(self.report.seconds, 3),
@@ -217,8 +223,16 @@ class Engine:
             handed_back=self.report.handed_back,
             cut=self.report.cut,
             unflushed=self.report.unflushed,
+            owed=self.report.owed,
             uptime_s=round(time.monotonic() - self._started_s, 1),
         )
+
+    async def _stop_claiming(self, queue: str) -> None:
+        """Hand back what one queue has not started; a claim that is under way is handed back by its picker."""
+        waiting = self._parts.executors[queue].take_back_waiting()
+        self.report.handed_back += len(waiting)
+        picker = self._parts.pickers[queue]
+        await asyncio.gather(picker.hand_back(waiting), picker.wait_stopped())
 
     async def _wait_for_steps(self, timeout_s: float) -> None:
         idle = asyncio.gather(*(executor.wait_idle() for executor in self._parts.executors.values()))
@@ -246,6 +260,16 @@ class Engine:
         settled = asyncio.gather(*(flusher.wait_settled() for flusher in self._parts.flushers))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(settled, FLUSH_STOP_S)
+
+    async def _settle_owed(self, timeout_s: float) -> None:
+        """Wait until nothing is owed; one who asks twice does not want to wait for a caller's transaction."""
+        settled = asyncio.ensure_future(self._parts.owed.wait_settled())
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait([settled, hurry], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if hurry.done():
+            await asyncio.wait([settled], timeout=OWED_STOP_S)
+        for waiting in (settled, hurry):
+            waiting.cancel()
 
 
 async def _first_of(*events: asyncio.Event) -> None:

@@ -21,6 +21,7 @@ from gendurable.runtime.flusher import Flusher
 from gendurable.runtime.heartbeat import Heartbeat
 from gendurable.runtime.holdings import Holdings
 from gendurable.runtime.identity import identify, proves_dead
+from gendurable.runtime.owed import Owed
 from gendurable.runtime.picker import Picker
 from gendurable.runtime.reaper import Reaper
 from gendurable.runtime.reconciler import Reconciler
@@ -103,6 +104,7 @@ class _Wiring:
         self.flushers = {name: self._flusher(name) for name in sorted(self._flusher_names())}
         self.executors = {queue: self._executor(queue, one) for queue, one in self.queues.items()}
         self.heartbeat = self._heartbeat()
+        self.owed = self._owed()
         self.pickers = {queue: self._picker(queue, one) for queue, one in self.queues.items()}
 
     def parts(self) -> Parts:
@@ -120,6 +122,7 @@ class _Wiring:
             heartbeat=self.heartbeat,
             flushers=list(self.flushers.values()),
             executors=self.executors,
+            owed=self.owed,
             pickers=self.pickers,
             upkeep=self._upkeep(),
             cut=self.cut,
@@ -196,9 +199,20 @@ class _Wiring:
             store=self.claims,
             executor=self.executors[queue],
             holdings=self.holdings,
+            owed=self.owed,
             metrics=self.metrics,
             rng=self.rng,
             unflushed_max=min(flush.queue_max, flush.batch_max * UNFLUSHED_BATCHES),
+            on_runnable=self._announce,
+        )
+
+    def _owed(self) -> Owed:
+        return Owed(
+            claims=self.claims,
+            leases=self.leases,
+            retry_max_s=self.settings.lease.heartbeat_s,
+            metrics=self.metrics,
+            rng=self.rng,
             on_runnable=self._announce,
         )
 

@@ -17,6 +17,7 @@ from gendurable.metrics import Metrics
 from gendurable.model.claim import Claim
 from gendurable.runtime.holdings import Holdings
 from gendurable.runtime.left import Left
+from gendurable.runtime.owed import Owed
 from gendurable.runtime.picking import Appetite, Pace, prefetch_rows, room_for_claims, room_worth_a_claim
 from gendurable.runtime.scanning import ScanHint
 from gendurable.runtime.unresolved import UnresolvedMachines
@@ -28,7 +29,6 @@ log = get_logger(__name__)
 
 EMPTY_CLAIM_INTERVAL_S = 0.01
 """After a claim that brought nothing, pokes are gathered this long: a thousand of them cost a hundred claims."""
-SETTLE_TRIES_MAX = 10
 SUSPECT_PAUSE_S = 0.02
 """Claim nothing for so long after a suspect has started."""
 IMPATIENCE_S = 0.02
@@ -80,6 +80,7 @@ class Picker:
         store: ClaimStore,
         executor: Slots,
         holdings: Holdings,
+        owed: Owed,
         metrics: Metrics,
         rng: Random,
         unflushed_max: int,
@@ -94,6 +95,7 @@ class Picker:
             store: Claims and releases.
             executor: Where rows run.
             holdings: Every claim in hand, for the heartbeat.
+            owed: What cannot be handed back at once, and keys of held rows.
             metrics: What is counted.
             rng: Where jitter is drawn from.
             unflushed_max: Claim nothing while more outcomes than this wait to become durable.
@@ -106,6 +108,7 @@ class Picker:
         self._store = store
         self._executor = executor
         self._holdings = holdings
+        self._owed = owed
         self._metrics = metrics
         self._rng = rng
         self._unflushed_max = unflushed_max
@@ -114,10 +117,8 @@ class Picker:
         self._wake = Wake()
         self._draining = False
         self._stopped = asyncio.Event()
-        self._settling: set[asyncio.Task[None]] = set()
-        self._appetite = Appetite(
-            concurrency=settings.concurrency, prefetch=0, min_demand=1, claim_max=settings.claim_max
-        )
+        self._is_claiming = False
+        self._appetite = self._appetite_with(prefetch=0)
         # What is known about the queue: whether due rows were left behind, and when the next future row is due.
         self._wake_level = 0
         self._is_full = False
@@ -154,9 +155,10 @@ class Picker:
 
     @property
     def is_dry(self) -> bool:
-        """True when the last claim left nothing due behind and nothing is in hand."""
+        """True when the last claim has answered and left nothing due behind, and nothing is in hand."""
         executor = self._executor
-        return not self._has_backlog and executor.running + executor.waiting + executor.unflushed == 0
+        in_hand = executor.running + executor.waiting + executor.unflushed
+        return not self._has_backlog and not self._is_claiming and in_hand == 0
 
     async def run(self) -> None:
         """Claim until drained."""
@@ -173,7 +175,8 @@ class Picker:
                 wanted = wanted or self._room()
                 if wanted == 0:
                     # Every place is taken: the first one that becomes free ends this sleep, and the next round waits a
-                    # moment for more of them.
+                    # moment for more of them. What is due may be a future row whose time has come.
+                    self._has_backlog = True
                     self._is_full = True
                     await self._wake.sleep(self._settings.poll_interval_s)
                     self._is_full = False
@@ -187,11 +190,10 @@ class Picker:
                     self._metrics.loop_errors.inc(("picker",))
                     log.warning("a claim failed", queue=self.queue, error=str(error))
                     self._has_backlog = True
-                    await self._wake.sleep(backoff.next_s())
+                    # Pokes and freed slots may end a sleep, but not this pause.
+                    self._quiet_until_s = time.monotonic() + backoff.next_s()
         finally:
             self._stopped.set()
-            for task in self._settling:
-                task.cancel()
 
     def _slot_freed(self) -> None:
         """Called after every step, so it only compares two numbers."""
@@ -202,20 +204,26 @@ class Picker:
     def _rows_wanted(self) -> int:
         """Rows to claim now, or 0 when there are too few places to be worth a statement."""
         settings = self._settings
-        self._appetite = Appetite(
-            concurrency=settings.concurrency,
+        self._appetite = self._appetite_with(
             prefetch=prefetch_rows(
                 finished_per_s=self._executor.pace.update(time.monotonic()),
                 prefetch=settings.prefetch,
                 prefetch_max=settings.prefetch_max,
-            ),
-            min_demand=settings.min_demand_rows,
-            claim_max=settings.claim_max,
+            )
         )
         worth = room_worth_a_claim(self._appetite)
         self._wake_level = self._appetite.concurrency + self._appetite.prefetch - worth
         room = self._room()
         return room if room >= min(worth, self._appetite.claim_max) else 0
+
+    def _appetite_with(self, *, prefetch: int) -> Appetite:
+        settings = self._settings
+        return Appetite(
+            concurrency=settings.concurrency,
+            prefetch=prefetch,
+            min_demand=settings.min_demand_rows,
+            claim_max=settings.claim_max,
+        )
 
     def _room(self) -> int:
         executor = self._executor
@@ -245,6 +253,13 @@ class Picker:
 
     async def claim_once(self, rows_max: int) -> int:
         """Claim up to so many rows and hand them out; return how many came."""
+        self._is_claiming = True
+        try:
+            return await self._claim_and_submit(rows_max)
+        finally:
+            self._is_claiming = False
+
+    async def _claim_and_submit(self, rows_max: int) -> int:
         now_s = time.monotonic()
         is_full_scan = self._hint.begin(now_s)
         # Pokes that arrive while the claim runs must not be forgotten: the flags are cleared before, not after.
@@ -255,14 +270,15 @@ class Picker:
             ended_s = time.monotonic()
             self._hint.full_scan_took(ended_s - now_s, ended_s)
         self._learn(answer, rows_max, is_full_scan=is_full_scan)
+        self._owed.forget(answer.claims)
         for claim in answer.claims:
             self._holdings.add(claim)
+        if answer.held_keys:
+            self._owed.add_keys(answer.held_keys)
         if self._draining:
             await self.hand_back(answer.claims)
             return 0
         left = self._executor.submit(answer.claims)
-        if answer.held_keys:
-            self._spawn_settling(answer.held_keys)
         if left:
             await self._hand_back_left(left)
         if self._executor.start_suspect():
@@ -344,35 +360,21 @@ class Picker:
             await self._release(claims, [None] * len(claims))
 
     async def _release(self, claims: list[Claim], delays_ms: list[int | None]) -> None:
+        """Hand rows back; those that a caller has locked, or that may not have arrived, are owed."""
         self._hint.drop()
+        released: set[int] = set()
         try:
-            await self._store.release_claims(
+            released = await self._store.release_claims(
                 claims, delays_ms=delays_ms, on_unheld=lambda queue: self._on_runnable(queue, 0.0)
             )
         except StoreError as error:
-            log.warning("rows could not be handed back; their leases decide", rows=len(claims), error=str(error))
-        else:
-            # Others looked while the rows were in hand here and found nothing; only this makes them look again.
-            self._on_runnable(self.queue, min(delay_ms or 0 for delay_ms in delays_ms) / 1000)
+            log.warning("rows could not be handed back yet", queue=self.queue, rows=len(claims), error=str(error))
         finally:
             for claim in claims:
                 self._holdings.remove(claim.id, claim.claim)
-
-    def _spawn_settling(self, keys: list[str]) -> None:
-        task = asyncio.get_running_loop().create_task(self._settle_keys(keys))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
-
-    async def _settle_keys(self, keys: list[str]) -> None:
-        """Make sure that rows just held will be un-held: see the race drawn at the statement ``key_holders``."""
-        for _ in range(SETTLE_TRIES_MAX):
-            try:
-                queues, keys = await self._store.settle_held_keys(keys)
-            except StoreError as error:
-                log.warning("held keys could not be checked; the reconciler will", queue=self.queue, error=str(error))
-                return
-            for queue in queues:
-                self._on_runnable(queue, 0.0)
-            if not keys:
-                return
-            await asyncio.sleep(self._rng.uniform(0.002, 0.01))
+            pairs = list(zip(claims, delays_ms, strict=True))
+            self._owed.add_rows([(claim, delay_ms) for claim, delay_ms in pairs if claim.id not in released])
+        # Others looked while the rows were in hand here and found nothing; only this makes them look again.
+        due_in_ms = [delay_ms or 0 for claim, delay_ms in pairs if claim.id in released]
+        if due_in_ms:
+            self._on_runnable(self.queue, min(due_in_ms) / 1000)

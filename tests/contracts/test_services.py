@@ -16,7 +16,8 @@ async def quick(_ctx: gd.Context) -> None:
     """Do nothing."""
 
 
-NAMES = ["heartbeat", "flusher:default", "emitter", "listener", "picker:default", "reaper", "collector", "reconciler"]
+LOOPS = ["heartbeat", "listener", "picker:default", "reaper", "collector", "reconciler"]
+NAMES = [*LOOPS, "flusher:default", "emitter", "owed"]
 
 
 @pytest.fixture
@@ -34,7 +35,15 @@ async def parts(dsn):
 
 
 def services_of(parts) -> dict[str, object]:
-    found = [parts.heartbeat, *parts.flushers, parts.emitter, parts.listener, *parts.pickers.values(), *parts.upkeep]
+    found = [
+        parts.heartbeat,
+        *parts.flushers,
+        parts.emitter,
+        parts.listener,
+        parts.owed,
+        *parts.pickers.values(),
+        *parts.upkeep,
+    ]
     return {service.name: service for service in found}
 
 
@@ -52,8 +61,9 @@ async def test_it_ends_soon_after_it_is_drained_although_its_pause_is_a_minute(p
     assert not running.done()
     service.drain()
     service.drain()
+    await asyncio.wait([running], timeout=3)
 
-    await soon(running, within_s=3)
+    assert (running.done(), running.done() and running.exception()) == (True, None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,8 +71,10 @@ async def test_drained_before_it_runs_it_ends_at_once(parts, name):
     """A stop may arrive before the start."""
     service = services_of(parts)[name]
     service.drain()
+    running = asyncio.create_task(service.run())
+    await asyncio.wait([running], timeout=3)
 
-    await soon(service.run(), within_s=3)
+    assert (running.done(), running.done() and running.exception()) == (True, None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,7 +96,7 @@ async def test_cancelled_it_ends_and_leaves_no_connection(parts, name, connectio
     pytest.fail("a connection was left open")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"flusher:default", "emitter"}])
+@pytest.mark.parametrize("name", LOOPS)
 async def test_a_database_that_is_away_costs_it_a_pass_and_not_its_life(parts, name, monkeypatch):
     """An outage is no bug: the loop is still there when the database is back."""
     refused = asyncio.Event()
@@ -98,8 +110,7 @@ async def test_a_database_that_is_away_costs_it_a_pass_and_not_its_life(parts, n
         monkeypatch.setattr(place, "fetch", away)
     monkeypatch.setattr(parts.database, "connect_apart", away)
     if name in {"collector", "reconciler"}:
-        once = {"collector": "collect_once", "reconciler": "reconcile_once"}[name]
-        monkeypatch.setattr(service, once, away)
+        monkeypatch.setattr(service, "pass_once", away)
         service._wake.set()
     running = asyncio.create_task(service.run())
     await until(refused.is_set)

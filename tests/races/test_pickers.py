@@ -9,6 +9,7 @@ import pytest
 from gendurable.metrics import Metrics
 from gendurable.runtime.holdings import Holdings
 from gendurable.runtime.left import Left
+from gendurable.runtime.owed import Owed
 from gendurable.runtime.picker import Picker
 from gendurable.runtime.picking import Pace
 from gendurable.settings import QueueSettings
@@ -67,6 +68,14 @@ def picker(one, slots):
         store=one.claims,
         executor=slots,
         holdings=Holdings(),
+        owed=Owed(
+            claims=one.claims,
+            leases=one.leases,
+            retry_max_s=60,
+            metrics=Metrics(),
+            rng=Random(1),
+            on_runnable=lambda _queue, _due_in_s: None,
+        ),
         metrics=Metrics(),
         rng=Random(1),
         unflushed_max=5000,

@@ -46,7 +46,7 @@ async def test_rows_that_ended_in_one_commit_are_all_looked_at(connection, store
     await add_many(connection, 10, status="'done'", finished_at=long_ago)
     await connection.execute(f"update {TABLE} set finished_at = (select min(finished_at) from {TABLE})")
 
-    deleted = await collector(store, batch_max=4).collect_once()
+    deleted = await collector(store, batch_max=4).pass_once()
 
     left = await connection.fetch(f"select id from {TABLE} order by id")
     assert (deleted, [row["id"] for row in left]) == (10, kept)
@@ -59,7 +59,7 @@ async def test_a_row_that_is_spared_is_looked_at_once_in_a_pass(connection, stor
     gone = await add_many(connection, 40, status="'done'", finished_at=f"{long_ago} + n * interval '1 s'")
     await add_many(connection, 40, status="'done'", finished_at="now() - interval '1 day'")
 
-    deleted = await collector(store, batch_max=10).collect_once()
+    deleted = await collector(store, batch_max=10).pass_once()
 
     assert deleted == len(gone)
     assert store.batches == 80 // 10 + 1
