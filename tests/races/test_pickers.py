@@ -138,3 +138,37 @@ async def test_an_urgent_and_a_returned_row_are_claimed_soon_under_a_backlog(bac
     # The backlog was there all the time: a picker that had merely come to the end of it would prove nothing.
     assert left > 1000
     assert max(delays_s) < 10 * PROMISE_S, delays_s
+
+
+class FullSlots(Slots):
+    """Takes no more after its first row, which keeps the loop busy for longer than the next one is away."""
+
+    def submit(self, claims):
+        self.claimed += len(claims)
+        if self.claimed == 1:
+            time.sleep(0.3)
+            self.unflushed = 5000
+        return Left()
+
+    def flushed(self):
+        self.unflushed = 0
+        self.wake()
+
+
+async def test_a_row_that_came_due_unseen_is_claimed_when_there_is_room_again(dsn):
+    """The queue was empty when it was last looked at, and its next row came due before the loop could sleep for it."""
+    async with worker(dsn) as me, connected(dsn, 1) as (caller,):
+        await caller.execute(
+            f"insert into {TABLE} (fsm, step, eligible_at)"
+            " values ('machine', 'run', now()), ('machine', 'run', now() + interval '0.2 s')"
+        )
+        slots = FullSlots(me)
+        one = picker(me, slots)
+        loop = asyncio.ensure_future(one.run())
+        await until(lambda: one._is_full)
+        assert slots.claimed == 1
+        slots.flushed()
+
+        await until(lambda: slots.claimed == 2)
+        one.drain()
+        await soon(loop)

@@ -288,3 +288,33 @@ async def at_work(engine) -> None:
     for queue in engine.parts.pickers:
         engine.parts.hub.poke(queue)
     await asyncio.sleep(0.1)
+
+
+async def test_a_queue_that_is_slow_to_hand_back_delays_no_other(dsn, connection):
+    """E77: one time limit for the process means that the queues are handed back side by side."""
+    jobs = [gated(f"job_{name}", queue=name) for name in ("a", "b", "c")]
+    await connection.execute(
+        """
+        create function stall() returns trigger language plpgsql as $$
+        begin
+            if new.status = 'runnable' and old.status = 'executing' then perform pg_advisory_xact_lock(7); end if;
+            return new;
+        end $$;
+        create trigger stall before update on gendurable.gen_durable for each row when (new.queue = 'a')
+        execute function stall();
+        select pg_advisory_lock(7);
+        """
+    )
+    async with running(dsn, *(job for job, _, _ in jobs), concurrency=1, prefetch=5) as engine:
+        for job, _, _ in jobs:
+            await engine.client.insert_many([job.with_args(n=n) for n in range(3)])
+        await until_true(connection, "select count(*) = 9 from gendurable.gen_durable where status = 'executing'")
+        engine.stop()
+        await until_true(connection, "select count(*) = 4 from gendurable.gen_durable where status = 'runnable'")
+        queues = await connection.fetch("select distinct queue from gendurable.gen_durable where status = 'runnable'")
+        assert {row["queue"] for row in queues} == {"b", "c"}
+        await connection.execute("select pg_advisory_unlock(7)")
+        for _, gate, _ in jobs:
+            gate.set()
+
+    assert (engine.report.handed_back, engine.report.owed, engine.report.is_clean) == (6, 0, True)

@@ -1,9 +1,22 @@
 """The picker on a running engine: how much it claims, in which order, and when it leaves the database alone."""
 
 import asyncio
+import time
 
 import gendurable as gd
-from tests.runtime.running import at_rest, ids_of, row_of, running, soon, until, until_row, until_true
+from tests.runtime.running import (
+    at_rest,
+    ids_of,
+    let_claims_go,
+    row_of,
+    running,
+    soon,
+    stall_claims,
+    until,
+    until_row,
+    until_stalled,
+    until_true,
+)
 
 
 def gated() -> tuple[gd.Job, asyncio.Event, list[int]]:
@@ -159,3 +172,41 @@ async def test_running_and_prefetched_rows_outlive_their_first_lease(dsn, connec
 
     assert [(row["attempt"], row["crashes"], row["claim"]) for row in rows] == [(0, 0, 1)] * 3
     assert started == [0, 1, 2]
+
+
+async def test_a_queue_is_not_dry_while_its_claim_is_under_way(dsn, connection):
+    """``worker --drain`` ends when all queues are dry; what the claim brings is not known before it has answered."""
+    job, gate, _ = gated()
+    gate.set()
+    async with running(dsn, job) as engine:
+        picker = await at_rest(engine)
+        await stall_claims(connection)
+        try:
+            answer = await engine.client.insert(job.with_args())
+            await until_stalled(connection)
+            assert not picker.is_dry
+        finally:
+            await let_claims_go(connection)
+        await engine.client.result(answer.id, timeout=10)
+
+        await until(lambda: picker.is_dry)
+
+
+async def test_a_claim_that_is_refused_is_repeated_at_a_pace(dsn, connection, caplog):
+    """A table without a column is no outage, but asking a hundred times a second for it would make it one."""
+    job, gate, started = gated()
+    gate.set()
+    async with running(dsn, job, listens=False) as engine:
+        picker = await at_rest(engine)
+        before, since_s = picker.claims_total, time.monotonic()
+        await connection.execute("alter table gendurable.gen_durable rename column started_at to gone")
+        while time.monotonic() - since_s < 0.5:
+            engine.parts.hub.poke("default")
+            await asyncio.sleep(0.002)
+        refused = picker.claims_total - before
+        await connection.execute("alter table gendurable.gen_durable rename column gone to started_at")
+        await engine.client.insert(job.with_args(n=1))
+        await until(lambda: started == [1])
+
+    assert 1 <= refused <= 4
+    assert "a claim failed" in caplog.text
